@@ -1,0 +1,253 @@
+"""The configuration: every number of the paper's model, with the base model as default."""
+
+import difflib
+import os
+from typing import Any, Self
+
+from huggingface_hub.dataclasses import strict
+from transformers.activations import ACT2FN
+from transformers.configuration_utils import PreTrainedConfig
+
+POSITION_ENCODINGS = ("sinusoidal", "learned")
+
+SIZES = (
+    "vocab_size",
+    "d_model",
+    "d_ff",
+    "d_k",
+    "d_v",
+    "num_attention_heads",
+    "encoder_layers",
+    "decoder_layers",
+    "max_position_embeddings",
+)
+PROBABILITIES = ("dropout", "attention_dropout", "activation_dropout", "label_smoothing")
+TOKEN_IDS = ("pad_token_id", "eos_token_id", "bos_token_id", "decoder_start_token_id")
+
+# Names that tokenizers hand to any configuration; they look like our token ids but mean something else.
+FOREIGN_TOKEN_IDS = ("cls_token_id", "mask_token_id", "sep_token_id", "unk_token_id")
+
+
+@strict
+class VaswaniConfig(PreTrainedConfig):
+    """Hold the dimensions and the training constants of one encoder-decoder.
+
+    Parameters
+    ----------
+    vocab_size : int, default=37000
+        Entries of the one vocabulary that source and target share.
+    d_model : int, default=512
+        Width of embeddings and of every layer's output.
+    d_ff : int, default=2048
+        Inner width of the feed-forward sub-layers.
+    d_k : int, default=64
+        Width of one head's queries and keys. Free of `d_model`.
+    d_v : int, default=64
+        Width of one head's values. Free of `d_model` and of `d_k`.
+    num_attention_heads : int, default=8
+        Heads of every attention sub-layer.
+    encoder_layers : int, default=6
+        Layers of the encoder.
+    decoder_layers : int, default=6
+        Layers of the decoder.
+    dropout : float | int, default=0.1
+        Dropout on each sub-layer's output and on the sums of embeddings and positions.
+    attention_dropout : float | int, default=0.0
+        Dropout on attention weights. Not in the paper; its authors' code used 0.1.
+    activation_dropout : float | int, default=0.0
+        Dropout inside the feed-forward sub-layers. Not in the paper; its authors' code used 0.1.
+    label_smoothing : float | int, default=0.1
+        Probability that the training target gives to the `vocab_size - 1` wrong words together.
+    position_encoding : str, default="sinusoidal"
+        "sinusoidal" for the formula, which has no length limit, or "learned" for one table per stack.
+    max_position_embeddings : int, default=1024
+        Rows of a learned table, hence the longest sequence it can encode. No limit for sinusoids.
+    activation_function : str, default="relu"
+        Non-linearity of the feed-forward sub-layers, by its name in transformers.
+    attention_bias : bool, default=False
+        Whether the four projections of an attention sub-layer have biases.
+    layer_norm_eps : float, default=1e-6
+        Added to the variance inside layer normalisation.
+    pad_token_id : int, default=0
+        Fills sentences up to the length of their batch.
+    eos_token_id : int | list[int] | None, default=1
+        Ends a sentence.
+    bos_token_id : int | None, default=2
+        Begins a sentence, on the decoder's side only.
+    decoder_start_token_id : int, default=2
+        The decoder's first input.
+    tie_word_embeddings : bool, default=True
+        Whether source embedding, target embedding and output projection are one matrix.
+    use_cache : bool, default=True
+        Whether the decoder returns keys and values for the next step when it is not asked.
+    is_encoder_decoder : bool, default=True
+        Tells transformers the shape of the model; always True.
+
+    Notes
+    -----
+    Table 3 and section 5.4 of the paper. A nonsensical value, and a keyword that is nearly a field's
+    name, raise a ValueError; other unknown keywords are kept, as in every configuration of transformers.
+    """
+
+    model_type = "vaswani"
+    keys_to_ignore_at_inference = ["past_key_values"]
+    attribute_map = {
+        "hidden_size": "d_model",
+        "intermediate_size": "d_ff",
+        "num_hidden_layers": "encoder_layers",
+        "encoder_attention_heads": "num_attention_heads",
+        "decoder_attention_heads": "num_attention_heads",
+        "encoder_ffn_dim": "d_ff",
+        "decoder_ffn_dim": "d_ff",
+        "hidden_act": "activation_function",
+    }
+    # The plans stand on the model classes: one on the configuration would be merged into each stack and the whole.
+    base_model_tp_plan = {}
+    base_model_fsdp_plan = {}
+
+    vocab_size: int = 37000
+    d_model: int = 512
+    d_ff: int = 2048
+    d_k: int = 64
+    d_v: int = 64
+    num_attention_heads: int = 8
+    encoder_layers: int = 6
+    decoder_layers: int = 6
+    dropout: float | int = 0.1
+    attention_dropout: float | int = 0.0
+    activation_dropout: float | int = 0.0
+    label_smoothing: float | int = 0.1
+    position_encoding: str = "sinusoidal"
+    max_position_embeddings: int = 1024
+    activation_function: str = "relu"
+    attention_bias: bool = False
+    layer_norm_eps: float = 1e-6
+    pad_token_id: int = 0
+    eos_token_id: int | list[int] | None = 1
+    bos_token_id: int | None = 2
+    decoder_start_token_id: int = 2
+    tie_word_embeddings: bool = True
+    use_cache: bool = True
+    is_encoder_decoder: bool = True
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        """Take the keywords that are no fields, then check every value.
+
+        Parameters
+        ----------
+        **kwargs : Any
+            Keywords that are no fields of the class.
+        """
+        if not kwargs.pop("_from_file", False):
+            self._refuse_misspelt_fields(kwargs)
+        super().__post_init__(**kwargs)
+        self._check_values()
+
+    @property
+    def head_dim(self) -> int:
+        """Width of one head's queries, keys and values, for code that knows only one.
+
+        Returns
+        -------
+        int
+            `d_k`, which equals `d_v`.
+
+        Raises
+        ------
+        ValueError
+            If `d_k` and `d_v` differ: whatever asks, such as an export with a static cache, cannot express that.
+        """
+        if self.d_k != self.d_v:
+            raise ValueError(
+                f"d_k={self.d_k} and d_v={self.d_v} differ, so there is no one head_dim: what was asked for works "
+                "only for a model whose d_k equals its d_v."
+            )
+        return self.d_k
+
+    @head_dim.setter
+    def head_dim(self, value: int) -> None:
+        self.d_k = self.d_v = value
+
+    def validate_architecture(self) -> None:
+        """Check every value again, as transformers asks for it after building and before saving."""
+        self._check_values()
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
+        """Build the configuration that a file holds, and let keywords override it.
+
+        Parameters
+        ----------
+        config_dict : dict[str, Any]
+            Content of a `config.json`. Unknown keys are kept, whatever they resemble.
+        **kwargs : Any
+            Fields to override, and the options of `PreTrainedConfig.from_dict`.
+
+        Returns
+        -------
+        Any
+            The configuration, with the unused keywords where `return_unused_kwargs=True` asks for them.
+        """
+        cls._refuse_misspelt_fields(kwargs)
+        result = super().from_dict({**config_dict, "_from_file": True}, **kwargs)
+        (result[0] if isinstance(result, tuple) else result)._check_values()
+        return result
+
+    @classmethod
+    def from_json_file(cls, json_file: str | os.PathLike[str]) -> Self:
+        """Build the configuration that a JSON file holds.
+
+        Parameters
+        ----------
+        json_file : str | os.PathLike[str]
+            Path of the file.
+
+        Returns
+        -------
+        Self
+            The configuration.
+        """
+        return cls(**{**cls._dict_from_json_file(json_file), "_from_file": True})
+
+    @classmethod
+    def _refuse_misspelt_fields(cls, keywords: dict[str, Any]) -> None:
+        """Raise a ValueError for a keyword that is nearly, but not quite, a field's name."""
+        known = set(cls.__dataclass_fields__) | set(cls.attribute_map) | set(FOREIGN_TOKEN_IDS)
+        fields = [*cls.__annotations__, *cls.attribute_map]
+        for name in keywords.keys() - known:
+            if resembled := difflib.get_close_matches(name.lower(), fields, n=1, cutoff=0.8):
+                raise ValueError(
+                    f"VaswaniConfig has no field {name!r}: did you mean {resembled[0]!r}? "
+                    f"The fields are {', '.join(cls.__annotations__)}."
+                )
+
+    def _check_values(self) -> None:
+        """Raise a ValueError that names the first field with a nonsensical value and what is allowed."""
+        for name in SIZES:
+            self._require(name, getattr(self, name) >= 1, "a whole number of at least 1")
+        for name in PROBABILITIES:
+            self._require(name, 0 <= getattr(self, name) <= 1, "a number from 0 to 1")
+        self._require("layer_norm_eps", self.layer_norm_eps > 0, "a number above 0")
+        self._require("position_encoding", self.position_encoding in POSITION_ENCODINGS, f"in {POSITION_ENCODINGS}")
+        self._require("activation_function", self.activation_function in ACT2FN, f"in {tuple(sorted(ACT2FN))}")
+        self._require("is_encoder_decoder", self.is_encoder_decoder, "True: the model has both stacks")
+        if self.position_encoding == "sinusoidal":
+            self._require("d_model", self.d_model % 2 == 0, "even: a sine and a cosine share each frequency")
+        for name in TOKEN_IDS:
+            value = getattr(self, name)
+            ids = value if isinstance(value, list) else [] if value is None else [value]
+            inside = all(0 <= token_id < self.vocab_size for token_id in ids)
+            self._require(name, inside, f"inside the vocabulary, from 0 to {self.vocab_size - 1}")
+        largest = 1 - 1 / self.vocab_size
+        self._require(
+            "label_smoothing",
+            self.label_smoothing <= largest,
+            f"at most {largest:g} with vocab_size={self.vocab_size}, or the right word is the least likely one",
+        )
+
+    def _require(self, name: str, condition: bool, allowed: str) -> None:
+        if not condition:
+            raise ValueError(f"VaswaniConfig got {name}={getattr(self, name)!r}; it must be {allowed}.")
+
+
+__all__ = ["VaswaniConfig"]

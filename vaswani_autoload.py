@@ -1,0 +1,140 @@
+"""Let transformers find `vaswani` checkpoints in programs that never import `vaswani`.
+
+torch calls `install` when it is imported (its entry point group `torch.backends`). That places entries in transformers'
+own tables, as soon as transformers has loaded them, which import `vaswani` at the first look-up of its model type or
+of its tokenizer. Until then nothing is imported. Whatever goes wrong here, the program goes on as if `vaswani` were
+not installed.
+
+Set `VASWANI_AUTOLOAD=0` to switch it off.
+"""
+
+import os
+import sys
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+# Where transformers looks names up: module, its object that has the table (None: itself), table, and our name in it.
+TABLES = {
+    "transformers.models.auto.configuration_auto": ("CONFIG_MAPPING", "_extra_content", "vaswani"),
+    "transformers.models.auto.tokenization_auto": (None, "REGISTERED_TOKENIZER_CLASSES", "VaswaniTokenizer"),
+}
+
+
+class LazyTable(dict[str, object]):
+    """Hold a table's entries and import `vaswani`, which registers itself, when asked for its name.
+
+    Parameters
+    ----------
+    entries : dict[str, object]
+        What the table holds already.
+    name : str
+        The name whose look-up imports `vaswani`.
+    """
+
+    def __init__(self, entries: dict[str, object], name: str) -> None:
+        super().__init__(entries)
+        self.name = name
+
+    def __contains__(self, key: object) -> bool:
+        """Tell whether there is such an entry, after an attempt to make ours.
+
+        Parameters
+        ----------
+        key : object
+            The name that is looked up.
+
+        Returns
+        -------
+        bool
+            Whether the table holds it.
+        """
+        if key == self.name and not super().__contains__(key):
+            _import_vaswani()
+        return super().__contains__(key)
+
+
+class TableFinder:
+    """Wait for the import of the modules with the tables, and place our entries once they are loaded.
+
+    Parameters
+    ----------
+    module_names : set[str]
+        The modules to wait for.
+    """
+
+    def __init__(self, module_names: set[str]) -> None:
+        self.module_names = module_names
+
+    def find_spec(self, name: str, *args: object) -> ModuleSpec | None:  # noqa: ARG002
+        """Have the loader of an awaited module place our entry when it is done.
+
+        Parameters
+        ----------
+        name : str
+            Name of the module that is being imported.
+        *args : object
+            Where Python would look; not used.
+
+        Returns
+        -------
+        ModuleSpec | None
+            How to load the module, or None to leave it to the other finders.
+        """
+        if name not in self.module_names:
+            return None
+        self.module_names.discard(name)
+        if not self.module_names:
+            sys.meta_path.remove(self)
+        try:
+            return _find_spec_and_place_entry(name)
+        except Exception:
+            return None
+
+
+def install() -> None:
+    """Place our entries: now, where transformers has loaded its tables, and else as soon as it does."""
+    try:
+        if os.environ.get("VASWANI_AUTOLOAD") == "0":
+            return
+        loaded = TABLES.keys() & sys.modules.keys()
+        for name in loaded:
+            _place_entry(sys.modules[name])
+        if awaited := TABLES.keys() - loaded:
+            sys.meta_path.insert(0, TableFinder(awaited))
+    except Exception:  # torch turns any exception of an entry point into a failing `import torch`
+        return
+
+
+def _find_spec_and_place_entry(name: str) -> ModuleSpec | None:
+    from importlib.util import find_spec
+
+    spec = find_spec(name)
+    if spec is None or spec.loader is None:
+        return spec
+    execute = spec.loader.exec_module
+
+    def execute_and_place(module: ModuleType) -> None:
+        execute(module)
+        _place_entry(module)
+
+    spec.loader.exec_module = execute_and_place  # type: ignore[method-assign]
+    return spec
+
+
+def _place_entry(module: ModuleType) -> None:
+    try:
+        holder_name, table_name, our_name = TABLES[module.__name__]
+        holder = module if holder_name is None else getattr(module, holder_name)
+        setattr(holder, table_name, LazyTable(getattr(holder, table_name), our_name))
+    except Exception:  # transformers has another layout: there is no entry, and `import vaswani` still works
+        return
+
+
+def _import_vaswani() -> None:
+    try:
+        import vaswani  # noqa: F401
+    except Exception as error:
+        if not (isinstance(error, ModuleNotFoundError) and error.name == "vaswani"):
+            import logging
+
+            logging.getLogger("vaswani").warning("vaswani is installed but cannot be imported: %r", error)
