@@ -53,6 +53,24 @@ class LazyTable(dict[str, object]):
         return super().__contains__(key)
 
 
+class WatchedSpec(ModuleSpec):
+    """Tell when the module that is being loaded is done, and place our entry then."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        """Notice how Python marks the module as loaded.
+
+        Parameters
+        ----------
+        name : str
+            The attribute that is set.
+        value : object
+            Its new value.
+        """
+        super().__setattr__(name, value)
+        if name == "_initializing" and not value:
+            _place_entry(sys.modules[self.name])
+
+
 class TableFinder:
     """Wait for the import of the modules with the tables, and place our entries once they are loaded.
 
@@ -98,7 +116,11 @@ def install() -> None:
             return
         loaded = TABLES.keys() & sys.modules.keys()
         for name in loaded:
-            _place_entry(sys.modules[name])
+            spec = sys.modules[name].__spec__
+            if getattr(spec, "_initializing", False):  # transformers imports torch while it loads its tables
+                spec.__class__ = WatchedSpec  # type: ignore[assignment]
+            else:
+                _place_entry(sys.modules[name])
         if awaited := TABLES.keys() - loaded:
             sys.meta_path.insert(0, TableFinder(awaited))
     except Exception:  # torch turns any exception of an entry point into a failing `import torch`

@@ -1,0 +1,100 @@
+"""What the tests share: seeds, tiny models in every shape that the paper allows, and batches with padding."""
+
+import os
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+import pytest
+import torch
+from vaswani import VaswaniConfig, VaswaniForConditionalGeneration, VaswaniTokenizer
+from vaswani.demo import number_corpus
+
+VOCAB_SIZE = 41
+
+# One table drives the tests that must hold for every shape of the model.
+SHAPES = {
+    "base": {},
+    "d_k below d_v": {"d_k": 3, "d_v": 6},
+    "deeper decoder": {"encoder_layers": 1, "decoder_layers": 3},
+    "learned positions": {"position_encoding": "learned", "max_position_embeddings": 32},
+    "biases": {"attention_bias": True},
+    "untied": {"tie_word_embeddings": False},
+}
+
+
+def tiny_config(**changes: object) -> VaswaniConfig:
+    fields = {
+        "vocab_size": VOCAB_SIZE,
+        "d_model": 16,
+        "d_ff": 32,
+        "num_attention_heads": 2,
+        "d_k": 8,
+        "d_v": 8,
+        "encoder_layers": 2,
+        "decoder_layers": 2,
+        "dropout": 0.0,
+    }
+    return VaswaniConfig(**{**fields, **changes})
+
+
+def tiny_model(seed: int = 0, **changes: object) -> VaswaniForConditionalGeneration:
+    """Build a model whose weights are far from their start, so that biases and norms matter too."""
+    torch.manual_seed(seed)
+    model = VaswaniForConditionalGeneration(tiny_config(**changes)).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return model
+
+
+def ragged_batch(seed: int = 0) -> dict[str, torch.Tensor]:
+    """Three pairs of unequal length, padded on the right."""
+    generator = torch.Generator().manual_seed(seed)
+    source_lengths, target_lengths = torch.tensor([7, 3, 5]), torch.tensor([4, 6, 2])
+    input_ids = torch.randint(3, VOCAB_SIZE, (3, 7), generator=generator)
+    labels = torch.randint(3, VOCAB_SIZE, (3, 6), generator=generator)
+    attention_mask = (torch.arange(7) < source_lengths[:, None]).long()
+    return {
+        "input_ids": input_ids * attention_mask,
+        "attention_mask": attention_mask,
+        "labels": labels.masked_fill(torch.arange(6) >= target_lengths[:, None], -100),
+    }
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.fixture(params=SHAPES.values(), ids=SHAPES.keys())
+def model(request: pytest.FixtureRequest) -> VaswaniForConditionalGeneration:
+    return tiny_model(**request.param)
+
+
+@pytest.fixture
+def batch() -> dict[str, torch.Tensor]:
+    return ragged_batch()
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> VaswaniTokenizer:
+    return VaswaniTokenizer.learn(number_corpus(300), vocab_size=400, show_progress=False)
+
+
+@pytest.fixture(scope="session")
+def saved_folder(tmp_path_factory: pytest.TempPathFactory, tokenizer: VaswaniTokenizer) -> str:
+    """Return a folder with a model and its tokenizer, as `save_pretrained` leaves them."""
+    folder = tmp_path_factory.mktemp("saved")
+    tiny_model(vocab_size=len(tokenizer)).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="session")
+def with_code_folder(tmp_path_factory: pytest.TempPathFactory, tokenizer: VaswaniTokenizer) -> str:
+    """Return a folder that carries its code too."""
+    folder = tmp_path_factory.mktemp("with_code")
+    tiny_model(vocab_size=len(tokenizer)).save_pretrained(folder, include_code=True)
+    tokenizer.save_pretrained(folder)
+    return str(folder)
