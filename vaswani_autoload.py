@@ -118,7 +118,7 @@ def install() -> None:
         for name in loaded:
             spec = sys.modules[name].__spec__
             if getattr(spec, "_initializing", False):  # transformers imports torch while it loads its tables
-                spec.__class__ = WatchedSpec  # type: ignore[assignment]
+                spec.__class__ = WatchedSpec
             else:
                 _place_entry(sys.modules[name])
         if awaited := TABLES.keys() - loaded:

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-import vaswani
 from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, AutoTokenizer
+
+import vaswani
 from vaswani import VaswaniConfig, VaswaniForConditionalGeneration, VaswaniModel, VaswaniTokenizer
 
 ROOT = Path(vaswani.__file__).parent.parent

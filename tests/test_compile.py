@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch.testing import assert_close
 from transformers.integrations.executorch import Seq2SeqLMExportableModule
-from vaswani import VaswaniForConditionalGeneration
 
 from tests.conftest import SHAPES, tiny_model
+from vaswani import VaswaniForConditionalGeneration
 
 pytestmark = pytest.mark.process
 

@@ -4,6 +4,7 @@ import json
 import re
 
 import pytest
+
 from vaswani import VaswaniConfig
 
 BASE = {

@@ -54,8 +54,10 @@ def launch(code: str, *arguments: str) -> str:
     with open(script, "w") as file:
         file.write(textwrap.dedent(code))
     finished = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", f"--master-port={port}", script]
-        + list(arguments),
+        [
+            *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", f"--master-port={port}", script),
+            *arguments,
+        ],
         capture_output=True,
         text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},

@@ -10,11 +10,11 @@ from torch import nn
 from torch.testing import assert_close
 from transformers import DynamicCache, EncoderDecoderCache, StaticCache
 from transformers.modeling_outputs import BaseModelOutput
-from vaswani import VaswaniForConditionalGeneration, VaswaniModel
-from vaswani.modeling_vaswani import VaswaniDecoderLayer, VaswaniEncoderLayer, sinusoidal_positions
 
 from tests import paper
 from tests.conftest import VOCAB_SIZE, ragged_batch, tiny_config, tiny_model
+from vaswani import VaswaniForConditionalGeneration, VaswaniModel
+from vaswani.modeling_vaswani import VaswaniDecoderLayer, VaswaniEncoderLayer, sinusoidal_positions
 
 Batch = dict[str, torch.Tensor]
 TOLERANCE = {"rtol": 1e-5, "atol": 1e-5}
@@ -561,7 +561,17 @@ def test_every_tensor_begins_with_the_variance_of_the_authors_code() -> None:
             assert_close(parameter.std().item(), limit / math.sqrt(3), rtol=0.03, atol=0)
             assert 0.99 * limit < parameter.abs().max() <= limit, name
         assert abs(parameter.mean() - (parameter == 1).all().float()) < 0.01, name
-    assert seen >= {"q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2", "embed_tokens", "embed_positions", "lm_head"}
+    assert seen >= {
+        "q_proj",
+        "k_proj",
+        "v_proj",
+        "out_proj",
+        "fc1",
+        "fc2",
+        "embed_tokens",
+        "embed_positions",
+        "lm_head",
+    }
 
 
 def test_a_missing_weight_begins_as_in_a_new_model_and_loaded_ones_stay(tmp_path) -> None:

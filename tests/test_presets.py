@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from vaswani import VaswaniConfig, VaswaniForConditionalGeneration, preset, preset_names
 
 from tests.conftest import ragged_batch
+from vaswani import VaswaniConfig, VaswaniForConditionalGeneration, preset, preset_names
 
 
 def count(config: VaswaniConfig) -> int:

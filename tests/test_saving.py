@@ -8,9 +8,9 @@ import torch
 from peft import LoraConfig, get_peft_model
 from safetensors import safe_open
 from torch.testing import assert_close
-from vaswani import VaswaniForConditionalGeneration, VaswaniModel
 
 from tests.conftest import VOCAB_SIZE, ragged_batch, tiny_config, tiny_model
+from vaswani import VaswaniForConditionalGeneration, VaswaniModel
 
 Batch = dict[str, torch.Tensor]
 
@@ -87,7 +87,9 @@ def test_new_words_can_be_added_trained_and_saved(batch: Batch, tmp_path) -> Non
     model.train()(**batch).loss.backward()
     assert model.lm_head.weight.grad[VOCAB_SIZE + 3 :].abs().sum(-1).gt(0).all()
     model.save_pretrained(tmp_path)
-    assert_close(VaswaniForConditionalGeneration.from_pretrained(tmp_path)(**batch).logits, model.eval()(**batch).logits)
+    assert_close(
+        VaswaniForConditionalGeneration.from_pretrained(tmp_path)(**batch).logits, model.eval()(**batch).logits
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

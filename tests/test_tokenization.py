@@ -7,6 +7,7 @@ from datasets import Dataset
 from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
 from vaswani import VaswaniTokenizer
 from vaswani.demo import number_corpus
 

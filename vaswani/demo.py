@@ -5,7 +5,13 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from transformers import DataCollatorForSeq2Seq, PreTrainedModel, Seq2SeqTrainer, Seq2SeqTrainingArguments, set_seed
+from transformers import (
+    AutoModelForSeq2SeqLM,
+    DataCollatorForSeq2Seq,
+    Seq2SeqTrainer,
+    Seq2SeqTrainingArguments,
+    set_seed,
+)
 
 from .modeling_vaswani import VaswaniForConditionalGeneration
 from .presets import preset
@@ -96,28 +102,6 @@ def number_corpus(size: int, seed: int = 0) -> list[dict[str, str]]:
     return [{"en": in_english(number), "de": in_german(number)} for number in numbers]
 
 
-def translate(model: PreTrainedModel, tokenizer: VaswaniTokenizer, sentences: list[str]) -> list[str]:
-    """Translate sentences with `generate()`.
-
-    Parameters
-    ----------
-    model : PreTrainedModel
-        The model.
-    tokenizer : VaswaniTokenizer
-        Its tokenizer.
-    sentences : list[str]
-        Sentences in the source language.
-
-    Returns
-    -------
-    list[str]
-        Their translations.
-    """
-    inputs = tokenizer(sentences, return_tensors="pt", padding=True)
-    outputs: Any = model.generate(**inputs, num_beams=4, max_new_tokens=50)
-    return tokenizer.batch_decode(outputs, skip_special_tokens=True)
-
-
 def run(output: Path | None = None, steps: int = 400) -> float:
     """Make a corpus, learn a tokenizer, train a model, save it and translate numbers that it has not seen.
 
@@ -134,7 +118,7 @@ def run(output: Path | None = None, steps: int = 400) -> float:
         Share of unseen numbers whose translation is right in every letter.
     """
     with tempfile.TemporaryDirectory() as scratch:
-        return _run(output or Path(scratch) / "model", steps)
+        return _run(output or Path(scratch), steps)
 
 
 def _run(output: Path, steps: int) -> float:
@@ -171,10 +155,13 @@ def _run(output: Path, steps: int) -> float:
     trainer.train()
     trainer.save_model()
 
-    model.eval()
-    translations = translate(model, tokenizer, [pair["en"] for pair in unseen])
-    for pair, translation in list(zip(unseen, translations, strict=True))[:5]:
+    model = AutoModelForSeq2SeqLM.from_pretrained(output)
+    inputs = tokenizer([pair["en"] for pair in unseen], return_tensors="pt", padding=True)
+    outputs = model.generate(**inputs, num_beams=4, max_new_tokens=50)
+    translations = tokenizer.batch_decode(outputs, skip_special_tokens=True)
+    results = list(zip(unseen, translations, strict=True))
+    for pair, translation in results[:5]:
         print(f"  {pair['en']}  ->  {translation}")
-    right = sum(pair["de"] == translation for pair, translation in zip(unseen, translations, strict=True))
+    right = sum(pair["de"] == translation for pair, translation in results)
     print(f"{right} of {len(unseen)} unseen numbers are right in every letter.")
     return right / len(unseen)

@@ -1,0 +1,36 @@
+"""The README: its code runs, and its commands are the ones that continuous integration runs."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+README = (Path(__file__).parent.parent / "README.md").read_text()
+
+
+@pytest.mark.process
+def test_the_code_of_the_readme_runs_from_top_to_bottom(tmp_path) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    assert len(blocks) == 3
+    finished = subprocess.run(
+        [sys.executable, "-c", "\n".join(blocks)],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": "", "HF_HOME": str(tmp_path / "home")},
+        check=False,
+    )
+    assert finished.returncode == 0, finished.stderr
+    assert finished.stdout.splitlines()[-1] == "['Guten Morgen.']"
+    assert (tmp_path / "greeter-with-code" / "modeling_vaswani.py").exists()
+
+
+def test_the_readme_has_its_two_commands() -> None:
+    commands = re.findall(r"```bash\n(.*?)\n```", README, re.DOTALL)
+    assert commands == [
+        "pip install -c constraints.txt . && vaswani demo",
+        'pip install -c constraints.txt ".[test]" && pytest',
+    ]
