@@ -10,6 +10,7 @@ from torch import nn
 from torch.testing import assert_close
 from transformers import DynamicCache, EncoderDecoderCache, StaticCache
 from transformers.modeling_outputs import BaseModelOutput
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from tests import paper
 from tests.conftest import VOCAB_SIZE, ragged_batch, tiny_config, tiny_model
@@ -260,31 +261,44 @@ def test_a_sentence_does_not_depend_on_the_padding_side(model: VaswaniForConditi
         assert_close(left.logits[row][moved[row]], right.logits[row][batch["labels"][row] != -100], **TOLERANCE)
 
 
+def generated_logits(model: VaswaniForConditionalGeneration, **options: object) -> torch.Tensor:
+    """Return the scores of every step of greedy search, which tell more than the words."""
+    five = {"max_new_tokens": 5, "min_new_tokens": 5, "return_dict_in_generate": True, "output_logits": True}
+    return torch.stack(model.generate(**options, **five).logits, dim=1)
+
+
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
 def test_generation_does_not_depend_on_the_padding_side(cache: str, batch: Batch) -> None:
     model = tiny_model(seed=3)
-    options = {"max_new_tokens": 8, "num_beams": 3, "cache_implementation": cache}
-    outputs = [
-        model.generate(input_ids=padded["input_ids"], attention_mask=padded["attention_mask"], **options)
+    right, left = (
+        generated_logits(
+            model,
+            input_ids=padded["input_ids"],
+            attention_mask=padded["attention_mask"],
+            cache_implementation=cache,
+        )
         for padded in (batch, pad_left(batch))
-    ]
-    assert_close(outputs[0], outputs[1])
+    )
+    assert_close(left, right, **TOLERANCE)
 
 
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
 def test_prefixes_of_unequal_length_continue_as_they_do_alone(cache: str, batch: Batch) -> None:
     model = tiny_model(seed=3)
     prefixes = [[2, 7, 8, 9], [2, 5], [2, 11, 12]]
-    options = {"max_new_tokens": 5, "min_new_tokens": 5, "cache_implementation": cache}
     padded = torch.tensor([[0] * (4 - len(prefix)) + prefix for prefix in prefixes])
     inputs = {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"]}
-    together = model.generate(
-        **inputs, decoder_input_ids=padded, decoder_attention_mask=(padded != 0).long(), **options
+    together = generated_logits(
+        model,
+        **inputs,
+        decoder_input_ids=padded,
+        decoder_attention_mask=(padded != 0).long(),
+        cache_implementation=cache,
     )
     for row, prefix in enumerate(prefixes):
         one = {name: tensor[row : row + 1] for name, tensor in inputs.items()}
-        alone = model.generate(**one, decoder_input_ids=torch.tensor([prefix]), **options)
-        assert together[row, 4:].tolist() == alone[0, len(prefix) :].tolist()
+        alone = generated_logits(model, **one, decoder_input_ids=torch.tensor([prefix]), cache_implementation=cache)
+        assert_close(together[row : row + 1], alone, **TOLERANCE)
 
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
@@ -327,6 +341,35 @@ def test_every_attention_names_its_causality_so_that_any_back_end_masks_right() 
     for name, module in model.named_modules():
         if name.endswith("_attn"):
             assert module.is_causal == ("decoder" in name and name.endswith("self_attn")), name
+
+
+def flash_attention_stand_in(
+    module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, **options
+) -> tuple[torch.Tensor, None]:
+    """Do what the kernels do that need a GPU: one head width, a mask over keys only, causality by the module's word."""
+    assert query.shape[-1] == key.shape[-1] == value.shape[-1]
+    visible = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool)
+    if module.is_causal:
+        visible = visible.tril(key.shape[-2] - query.shape[-2])
+    if mask is not None:
+        visible = visible & mask[:, None, None, :].bool()
+    scores = query @ key.transpose(-2, -1) * options["scaling"]
+    weights = scores.masked_fill(~visible, -1e9).softmax(-1)
+    return (weights @ value).transpose(1, 2), None
+
+
+@pytest.mark.parametrize("heads", [{}, {"d_k": 3, "d_v": 6}, {"d_k": 6, "d_v": 3}], ids=str)
+@pytest.mark.parametrize("cache", [True, False])
+def test_the_path_of_flash_attention_is_right(
+    heads: dict[str, int], cache: bool, batch: Batch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tiny_model(seed=3, **heads)
+    inputs = {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"]}
+    expected, logits = model(**batch).loss, generated_logits(model, **inputs, use_cache=cache)
+    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS, "flash_attention_2", flash_attention_stand_in)
+    model.config._attn_implementation = "flash_attention_2"
+    assert_close(model(**batch).loss, expected, **TOLERANCE)
+    assert_close(generated_logits(model, **inputs, use_cache=cache), logits, **TOLERANCE)
 
 
 def test_attentions_and_hidden_states_are_recorded(model: VaswaniForConditionalGeneration, batch: Batch) -> None:

@@ -28,7 +28,7 @@ from transformers.modeling_outputs import (
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, PreTrainedModel, slice_logits_to_keep
 from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs, can_return_tuple, torch_compilable_check
-from transformers.utils.generic import merge_with_config_defaults
+from transformers.utils.generic import is_flash_attention_requested, merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .configuration_vaswani import VaswaniConfig
@@ -237,8 +237,11 @@ class VaswaniAttention(nn.Module):
             The output, of shape (batch, queries, d_model), and the weights, of shape (batch, heads, queries, keys),
             where the back end gives them.
         """
-        query = self._split_heads(self.q_proj(hidden_states), self.config.d_k)  # (B, H, T, K)
+        d_k, d_v = self.config.d_k, self.config.d_v
+        query = self._split_heads(self.q_proj(hidden_states), d_k)  # (B, H, T, K)
         key, value = self._keys_and_values(hidden_states, key_value_states, past_key_values)
+        if d_k != d_v and is_flash_attention_requested(self.config):  # its kernels know only one width; zeros add none
+            query, key, value = (nn.functional.pad(x, (0, max(d_k, d_v) - x.shape[-1])) for x in (query, key, value))
 
         attend: Callable[..., tuple[torch.Tensor, torch.Tensor | None]] = ALL_ATTENTION_FUNCTIONS.get_interface(
             self.config._attn_implementation, eager_attention
@@ -253,7 +256,7 @@ class VaswaniAttention(nn.Module):
             dropout=self.config.attention_dropout if self.training else 0.0,
             **kwargs,
         )
-        return self.out_proj(attended.flatten(-2)), weights  # (B, T, H, U) -> (B, T, D)
+        return self.out_proj(attended[..., :d_v].flatten(-2)), weights  # (B, T, H, U) -> (B, T, D)
 
     def _keys_and_values(
         self,
@@ -448,7 +451,6 @@ class VaswaniPreTrainedModel(PreTrainedModel):
     """Tell transformers what the model can do and how its weights begin."""
 
     config: VaswaniConfig
-    config_class = VaswaniConfig
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
     _no_split_modules = ["VaswaniEncoderLayer", "VaswaniDecoderLayer"]
@@ -459,7 +461,6 @@ class VaswaniPreTrainedModel(PreTrainedModel):
     _supports_attention_backend = True
     _can_compile_fullgraph = True
 
-    @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         """Initialise one module as tensor2tensor did: Glorot uniform, and embeddings of standard deviation D^-0.5."""
         if isinstance(module, nn.Embedding) or module is self.get_output_embeddings():
