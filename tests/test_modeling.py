@@ -410,15 +410,20 @@ def test_dropout_acts_where_the_paper_has_it_and_only_in_training(batch: Batch) 
         assert not torch.allclose(model.train()(**batch).logits, quiet)
 
 
-def test_full_dropout_of_sublayers_and_embeddings_leaves_only_norm_biases(batch: Batch) -> None:
-    model = tiny_model(dropout=1.0).train()
-    decoder = model.get_decoder()
-    states = model.model(input_ids=batch["input_ids"], decoder_input_ids=batch["input_ids"]).last_hidden_state
-    state = torch.zeros(16)
-    for layer in decoder.layers:
-        for norm in (layer.self_attn_layer_norm, layer.encoder_attn_layer_norm, layer.feed_forward_layer_norm):
-            state = norm(state)
-    assert_close(states, state.expand_as(states), **TOLERANCE)
+def test_full_dropout_of_sublayers_and_embeddings_leaves_only_the_norms(batch: Batch) -> None:
+    model = tiny_model(dropout=1.0).train().model
+    outputs = model(input_ids=batch["input_ids"], decoder_input_ids=batch["input_ids"])
+    for stack, states in (
+        (model.encoder, outputs.encoder_last_hidden_state),
+        (model.decoder, outputs.last_hidden_state),
+    ):
+        state = torch.zeros(16)
+        for layer in stack.layers:
+            state = layer.self_attn_layer_norm(state)
+            if stack is model.decoder:
+                state = layer.encoder_attn_layer_norm(state)
+            state = layer.feed_forward_layer_norm(state)
+        assert_close(states, state.expand_as(states), **TOLERANCE)
 
 
 # --- caches and decoding step by step
