@@ -62,6 +62,17 @@ def test_the_base_model_shares_its_matrix_too(tmp_path) -> None:
     assert base.encoder.embed_tokens.weight is base.decoder.embed_tokens.weight
 
 
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_new_embedding_serves_both_stacks_where_they_are_tied(tied: bool) -> None:
+    model = tiny_model(tie_word_embeddings=tied)
+    new = torch.nn.Embedding(VOCAB_SIZE, 16)
+    model.set_input_embeddings(new)
+    assert model.get_input_embeddings() is model.model.encoder.embed_tokens is new
+    assert (model.model.decoder.embed_tokens is new) == tied
+    model.tie_weights()
+    assert (model.lm_head.weight is new.weight) == tied
+
+
 def test_untied_matrices_are_three_and_come_back(tmp_path) -> None:
     model = tiny_model(tie_word_embeddings=False)
     uses = embedding_uses(model)
