@@ -12,6 +12,10 @@ import os
 import sys
 from importlib.machinery import ModuleSpec
 from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from importlib.abc import Loader
 
 # Where transformers looks names up: module, its object that has the table (None: itself), table, and our name in it.
 TABLES = {
@@ -83,15 +87,15 @@ class TableFinder:
     def __init__(self, module_names: set[str]) -> None:
         self.module_names = module_names
 
-    def find_spec(self, name: str, *args: object) -> ModuleSpec | None:  # noqa: ARG002
+    def find_spec(self, name: str, *args: Any) -> ModuleSpec | None:
         """Have the loader of an awaited module place our entry when it is done.
 
         Parameters
         ----------
         name : str
             Name of the module that is being imported.
-        *args : object
-            Where Python would look; not used.
+        *args : Any
+            Where to look, for the other finders.
 
         Returns
         -------
@@ -100,13 +104,26 @@ class TableFinder:
         """
         if name not in self.module_names:
             return None
-        self.module_names.discard(name)
-        if not self.module_names:
-            sys.meta_path.remove(self)
         try:
-            return _find_spec_and_place_entry(name)
+            found = (finder.find_spec(name, *args) for finder in sys.meta_path if finder is not self)
+            spec = next((spec for spec in found if spec is not None), None)
+            if spec is not None and spec.loader is not None:
+                self._place_entry_after(spec.loader)
         except Exception:
             return None
+        return spec
+
+    def _place_entry_after(self, loader: "Loader") -> None:
+        execute = loader.exec_module
+
+        def execute_and_place(module: ModuleType) -> None:
+            execute(module)
+            _place_entry(module)
+            self.module_names.discard(module.__name__)
+            if not self.module_names and self in sys.meta_path:
+                sys.meta_path.remove(self)
+
+        loader.exec_module = execute_and_place  # type: ignore[method-assign]
 
 
 def install() -> None:
@@ -127,22 +144,6 @@ def install() -> None:
         return
 
 
-def _find_spec_and_place_entry(name: str) -> ModuleSpec | None:
-    from importlib.util import find_spec
-
-    spec = find_spec(name)
-    if spec is None or spec.loader is None:
-        return spec
-    execute = spec.loader.exec_module
-
-    def execute_and_place(module: ModuleType) -> None:
-        execute(module)
-        _place_entry(module)
-
-    spec.loader.exec_module = execute_and_place  # type: ignore[method-assign]
-    return spec
-
-
 def _place_entry(module: ModuleType) -> None:
     try:
         holder_name, table_name, our_name = TABLES[module.__name__]
@@ -155,7 +156,7 @@ def _place_entry(module: ModuleType) -> None:
 def _import_vaswani() -> None:
     try:
         import vaswani  # noqa: F401
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         if not (isinstance(error, ModuleNotFoundError) and error.name == "vaswani"):
             import logging
 

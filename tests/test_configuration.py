@@ -4,6 +4,7 @@ import json
 import re
 
 import pytest
+from transformers import AutoTokenizer
 
 from vaswani import VaswaniConfig
 
@@ -60,6 +61,8 @@ def test_the_defaults_are_the_papers_base_model() -> None:
         ("label_smoothing", 1.1, "from 0 to 1"),
         ("label_smoothing", 1, "at most 0.99"),
         ("layer_norm_eps", 0.0, "above 0"),
+        ("layer_norm_eps", 0, "above 0"),
+        ("layer_norm_eps", float("inf"), "above 0"),
         ("position_encoding", "rotary", "'sinusoidal', 'learned'"),
         ("activation_function", "rellu", "'relu'"),
         ("pad_token_id", -1, "from 0 to 36999"),
@@ -122,6 +125,13 @@ def test_other_unknown_keywords_are_kept_and_saved(tmp_path) -> None:
     config.save_pretrained(tmp_path)
     loaded = VaswaniConfig.from_pretrained(tmp_path)
     assert (loaded.language_pair, loaded.sep_token_id, loaded.num_labels) == ("en-de", 5, 3)
+
+
+def test_names_of_other_models_and_of_tokenizers_are_no_misspelt_fields(saved_folder: str, caplog) -> None:
+    config = VaswaniConfig(encoder_layerdrop=0.1, tie_encoder_decoder=True, unk_token_id=3)
+    assert config.encoder_layerdrop == 0.1
+    AutoTokenizer.from_pretrained(saved_folder, pad_token="<pad>", eos_token="</s>", bos_token="<s>")
+    assert caplog.text == ""
 
 
 def test_every_unknown_key_of_a_file_is_kept(tmp_path) -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 from torch.testing import assert_close
-from transformers import DynamicCache, EncoderDecoderCache, StaticCache
+from transformers import Cache, DynamicCache, EncoderDecoderCache, StaticCache
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -253,6 +253,32 @@ def test_a_sentence_does_not_depend_on_its_batch(model: VaswaniForConditionalGen
         assert_close(together[row : row + 1, :targets], alone.logits, **TOLERANCE)
 
 
+def test_a_start_symbol_that_is_also_the_padding_is_never_masked(batch: Batch) -> None:
+    model = tiny_model(decoder_start_token_id=0)
+    right, left = model(**batch).logits, model(**pad_left(batch)).logits
+    for row in range(3):
+        moved = pad_left(batch)["labels"][row] != -100
+        assert_close(left[row][moved], right[row][batch["labels"][row] != -100], **TOLERANCE)
+        words = model.prepare_decoder_input_ids_from_labels(batch["labels"][row : row + 1])
+        alone = model(
+            batch["input_ids"][row : row + 1], batch["attention_mask"][row : row + 1], decoder_input_ids=words
+        )
+        assert_close(right[row : row + 1], alone.logits, **TOLERANCE)
+
+
+def test_labels_change_no_logits(batch: Batch) -> None:
+    model = tiny_model()
+    inputs = {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"]}
+    words = torch.randint(3, VOCAB_SIZE, (3, 6))
+    words[0, 0] = words[1, 2] = 0  # the padding symbol as a word
+    labels = torch.randint(3, VOCAB_SIZE, (3, 6))
+    expected = model(**inputs, decoder_input_ids=words).logits
+    assert_close(model(**inputs, decoder_input_ids=words, labels=labels).logits, expected, **TOLERANCE)
+    cache = model(**inputs, decoder_input_ids=words[:, :3], use_cache=True).past_key_values
+    continued = model(**inputs, decoder_input_ids=words[:, 3:], labels=labels[:, 3:], past_key_values=cache)
+    assert_close(continued.logits, expected[:, 3:], **TOLERANCE)
+
+
 def test_a_sentence_does_not_depend_on_the_padding_side(model: VaswaniForConditionalGeneration, batch: Batch) -> None:
     right, left = model(**batch), model(**pad_left(batch))
     assert_close(left.loss, right.loss, **TOLERANCE)
@@ -429,17 +455,19 @@ def test_full_dropout_of_sublayers_and_embeddings_leaves_only_the_norms(batch: B
 # --- caches and decoding step by step
 
 
-def caches(model: VaswaniForConditionalGeneration, source_length: int) -> dict[str, EncoderDecoderCache]:
+def caches(model: VaswaniForConditionalGeneration, source_length: int) -> dict[str, Cache]:
     config = model.config
     return {
-        "dynamic": EncoderDecoderCache(DynamicCache(config=config), DynamicCache(config=config)),
-        "static": EncoderDecoderCache(
+        "dynamic": DynamicCache(config=config),
+        "static": StaticCache(config=config, max_cache_len=9),
+        "pair of dynamic": EncoderDecoderCache(DynamicCache(config=config), DynamicCache(config=config)),
+        "pair of static": EncoderDecoderCache(
             StaticCache(config=config, max_cache_len=9), StaticCache(config=config, max_cache_len=source_length)
         ),
     }
 
 
-@pytest.mark.parametrize("kind", ["dynamic", "static"])
+@pytest.mark.parametrize("kind", ["dynamic", "static", "pair of dynamic", "pair of static"])
 @pytest.mark.parametrize("side", ["right", "left"])
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 def test_decoding_step_by_step_equals_the_full_forward(
@@ -581,9 +609,9 @@ def test_an_input_given_twice_or_not_at_all_is_an_error(stack: str) -> None:
 
 
 def test_labels_are_shifted_right_behind_the_start_symbol() -> None:
-    labels = torch.tensor([[7, 8, 1, -100], [9, 1, -100, -100], [-100, -100, 7, 1], [-100] * 4])
+    labels = torch.tensor([[7, 8, 1, -100], [9, 1, -100, -100], [-100, -100, 7, 1], [-100] * 4, [7, -100, 8, 1]])
     shifted = tiny_model().prepare_decoder_input_ids_from_labels(labels)
-    assert shifted.tolist() == [[2, 7, 8, 1], [2, 9, 1, 0], [0, 0, 2, 7], [0] * 4]
+    assert shifted.tolist() == [[2, 7, 8, 1], [2, 9, 1, 0], [0, 0, 2, 7], [0] * 4, [2, 7, 0, 8]]
 
 
 # --- initialisation

@@ -5,11 +5,11 @@ import json
 
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model
+from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors import safe_open
 from torch.testing import assert_close
 
-from tests.conftest import VOCAB_SIZE, ragged_batch, tiny_config, tiny_model
+from tests.conftest import VOCAB_SIZE, tiny_config, tiny_model
 from vaswani import VaswaniForConditionalGeneration, VaswaniModel
 
 Batch = dict[str, torch.Tensor]
@@ -82,8 +82,19 @@ def test_untied_matrices_are_three_and_come_back(tmp_path) -> None:
     for name, tensor in model.state_dict().items():
         assert torch.equal(tensor, loaded.state_dict()[name]), name
     assert not torch.equal(*embedding_uses(loaded)[:2])
-    loaded.resize_token_embeddings(VOCAB_SIZE + 4)
-    assert loaded(**ragged_batch()).logits.shape[-1] == VOCAB_SIZE + 4
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("head", [True, False])
+def test_new_words_reach_every_matrix(tied: bool, head: bool, tmp_path) -> None:
+    model = tiny_model(tie_word_embeddings=tied)
+    model = model if head else model.model
+    model.resize_token_embeddings(VOCAB_SIZE + 4)
+    new = torch.full((1, 3), VOCAB_SIZE + 3)
+    expected = model(input_ids=new, decoder_input_ids=new)[0]
+    assert not head or expected.shape[-1] == VOCAB_SIZE + 4
+    model.save_pretrained(tmp_path)
+    assert_close(type(model).from_pretrained(tmp_path)(input_ids=new, decoder_input_ids=new)[0], expected)
 
 
 def test_new_words_can_be_added_trained_and_saved(batch: Batch, tmp_path) -> None:
@@ -174,6 +185,18 @@ def test_lora_on_every_projection_trains_only_the_adapter(batch: Batch, tmp_path
     assert_close(merged(**batch).logits, expected, rtol=1e-4, atol=1e-5)
     changed = {name for name, tensor in merged.state_dict().items() if not torch.equal(tensor, before[name])}
     assert changed == {name for name in before if name.split(".")[-2] in targets and name.endswith("weight")}
+
+
+def test_lora_on_the_tied_embedding_trains_and_loads(batch: Batch, tmp_path) -> None:
+    model = tiny_model()
+    original = copy.deepcopy(model)
+    options = {"target_modules": ["embed_tokens"], "ensure_weight_tying": True, "init_lora_weights": False}
+    adapted = get_peft_model(model, LoraConfig(**options))
+    adapted(**batch).loss.backward()
+    assert all(parameter.grad is not None for parameter in adapted.parameters() if parameter.requires_grad)
+    adapted.save_pretrained(tmp_path)
+    loaded = PeftModel.from_pretrained(original, tmp_path)
+    assert_close(loaded.eval()(**batch).logits, adapted.eval()(**batch).logits)
 
 
 def test_a_language_pair_of_unequal_depths_saves_and_loads(tmp_path) -> None:

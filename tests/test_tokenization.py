@@ -183,9 +183,15 @@ def test_an_empty_corpus_is_an_error(corpus: list) -> None:
         VaswaniTokenizer.learn(corpus, vocab_size=300)
 
 
-def test_a_corpus_of_something_else_is_an_error() -> None:
-    with pytest.raises(ValueError, match=r"sentences \(str\) or translations .* not int: 7"):
-        VaswaniTokenizer.learn([7], vocab_size=300)
+@pytest.mark.parametrize("corpus", [[7], [{"en": "one", "de": None}], [{"translation": {"en": "one", "de": "eins"}}]])
+def test_a_corpus_of_something_else_is_an_error(corpus: list) -> None:
+    with pytest.raises(ValueError, match=r"sentences \(str\) or translations .* not (int|NoneType|dict): "):
+        VaswaniTokenizer.learn(corpus, vocab_size=300)
+
+
+def test_a_file_name_in_place_of_a_corpus_is_an_error() -> None:
+    with pytest.raises(ValueError, match=r"'train\.en'\. Give many, or a file to learn_from_files"):
+        VaswaniTokenizer.learn("train.en", vocab_size=300)
 
 
 def test_invalid_utf8_is_an_error_with_file_and_line(tmp_path) -> None:

@@ -3,6 +3,7 @@
 import copy
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -109,7 +110,7 @@ def test_a_bad_option_is_a_clear_error(steps: str, capsys: pytest.CaptureFixture
 @pytest.mark.process
 def test_the_command_is_installed_and_tells_its_version() -> None:
     finished = subprocess.run(
-        [sys.executable, "-c", "from vaswani.cli import main; main(['--version'])"],
+        [Path(sys.executable).parent / "vaswani", "--version"],
         capture_output=True,
         text=True,
         check=True,

@@ -24,8 +24,20 @@ SIZES = (
 PROBABILITIES = ("dropout", "attention_dropout", "activation_dropout", "label_smoothing")
 TOKEN_IDS = ("pad_token_id", "eos_token_id", "bos_token_id", "decoder_start_token_id")
 
-# Names that tokenizers hand to any configuration; they look like our token ids but mean something else.
-FOREIGN_TOKEN_IDS = ("cls_token_id", "mask_token_id", "sep_token_id", "unk_token_id")
+# Names that resemble our fields but mean something else: other models have them, or AutoTokenizer hands them on.
+FOREIGN_NAMES = (
+    "bos_token",
+    "cls_token_id",
+    "decoder_layerdrop",
+    "encoder_layerdrop",
+    "eos_token",
+    "mask_token_id",
+    "pad_token",
+    "sep_token_id",
+    "tie_encoder_decoder",
+    "unk_token_id",
+    "vocab_file",
+)
 
 
 @strict
@@ -66,7 +78,7 @@ class VaswaniConfig(PreTrainedConfig):
         Non-linearity of the feed-forward sub-layers, by its name in transformers.
     attention_bias : bool, default=False
         Whether the four projections of an attention sub-layer have biases.
-    layer_norm_eps : float, default=1e-6
+    layer_norm_eps : float | int, default=1e-6
         Added to the variance inside layer normalisation.
     pad_token_id : int, default=0
         Fills sentences up to the length of their batch.
@@ -121,7 +133,7 @@ class VaswaniConfig(PreTrainedConfig):
     max_position_embeddings: int = 1024
     activation_function: str = "relu"
     attention_bias: bool = False
-    layer_norm_eps: float = 1e-6
+    layer_norm_eps: float | int = 1e-6
     pad_token_id: int = 0
     eos_token_id: int | list[int] | None = 1
     bos_token_id: int | None = 2
@@ -212,7 +224,7 @@ class VaswaniConfig(PreTrainedConfig):
     @classmethod
     def _refuse_misspelt_fields(cls, keywords: dict[str, Any]) -> None:
         """Raise a ValueError for a keyword that is nearly, but not quite, a field's name."""
-        known = set(cls.__dataclass_fields__) | set(cls.attribute_map) | set(FOREIGN_TOKEN_IDS)
+        known = set(cls.__dataclass_fields__) | set(cls.attribute_map) | set(FOREIGN_NAMES)
         fields = [*cls.__annotations__, *cls.attribute_map]
         for name in keywords.keys() - known:
             if resembled := difflib.get_close_matches(name.lower(), fields, n=1, cutoff=0.8):
@@ -227,7 +239,7 @@ class VaswaniConfig(PreTrainedConfig):
             self._require(name, getattr(self, name) >= 1, "a whole number of at least 1")
         for name in PROBABILITIES:
             self._require(name, 0 <= getattr(self, name) <= 1, "a number from 0 to 1")
-        self._require("layer_norm_eps", self.layer_norm_eps > 0, "a number above 0")
+        self._require("layer_norm_eps", 0 < self.layer_norm_eps < float("inf"), "a number above 0")
         self._require("position_encoding", self.position_encoding in POSITION_ENCODINGS, f"in {POSITION_ENCODINGS}")
         self._require("activation_function", self.activation_function in ACT2FN, f"in {tuple(sorted(ACT2FN))}")
         self._require("is_encoder_decoder", self.is_encoder_decoder, "True: the model has both stacks")

@@ -213,7 +213,7 @@ class VaswaniAttention(nn.Module):
         hidden_states: torch.Tensor,
         attention_mask: torch.Tensor | None = None,
         key_value_states: torch.Tensor | None = None,
-        past_key_values: Cache | None = None,
+        past_key_values: EncoderDecoderCache | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Attend from `hidden_states` to `key_value_states`, or to `hidden_states` itself.
@@ -226,7 +226,7 @@ class VaswaniAttention(nn.Module):
             Which keys a query may see, in the form that the attention back end takes.
         key_value_states : torch.Tensor | None, default=None
             What is asked, of shape (batch, keys, d_model): the encoder's output. None means self-attention.
-        past_key_values : Cache | None, default=None
+        past_key_values : EncoderDecoderCache | None, default=None
             Keys and values of earlier steps; this call's are added to it.
         **kwargs : Unpack[TransformersKwargs]
             Options of the attention back end.
@@ -262,25 +262,23 @@ class VaswaniAttention(nn.Module):
         self,
         hidden_states: torch.Tensor,
         key_value_states: torch.Tensor | None,
-        past_key_values: Cache | None,
+        past_key_values: EncoderDecoderCache | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return keys (B, H, L, K) and values (B, H, L, U), projected now or earlier."""
         is_cross_attention = key_value_states is not None
-        cache = past_key_values
-        if isinstance(past_key_values, EncoderDecoderCache):
+        cache: Any = None
+        if past_key_values is not None:
+            cross, own = past_key_values.cross_attention_cache, past_key_values.self_attention_cache
+            cache = cross if is_cross_attention else own
             if is_cross_attention and past_key_values.is_updated.get(self.layer_idx):
-                layer: Any = past_key_values.cross_attention_cache.layers[self.layer_idx]
-                return layer.keys, layer.values
-            cache = (
-                past_key_values.cross_attention_cache if is_cross_attention else past_key_values.self_attention_cache
-            )
+                return cache.layers[self.layer_idx].keys, cache.layers[self.layer_idx].values
 
         source = key_value_states if is_cross_attention else hidden_states
         key = self._split_heads(self.k_proj(source), self.config.d_k)
         value = self._split_heads(self.v_proj(source), self.config.d_v)
-        if cache is not None:
+        if past_key_values is not None:
             key, value = cache.update(key, value, self.layer_idx)
-            if is_cross_attention and isinstance(past_key_values, EncoderDecoderCache):
+            if is_cross_attention:
                 past_key_values.is_updated[self.layer_idx] = True
         return key, value
 
@@ -408,7 +406,7 @@ class VaswaniDecoderLayer(GradientCheckpointingLayer):
         encoder_hidden_states: torch.Tensor,
         attention_mask: torch.Tensor | None = None,
         encoder_attention_mask: torch.Tensor | None = None,
-        past_key_values: Cache | None = None,
+        past_key_values: EncoderDecoderCache | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> torch.Tensor:
         """Apply the three sub-layers.
@@ -423,7 +421,7 @@ class VaswaniDecoderLayer(GradientCheckpointingLayer):
             Which target positions a target position may see, in the form that the attention back end takes.
         encoder_attention_mask : torch.Tensor | None, default=None
             Which source positions are real, in the form that the attention back end takes.
-        past_key_values : Cache | None, default=None
+        past_key_values : EncoderDecoderCache | None, default=None
             Keys and values of earlier steps.
         **kwargs : Unpack[TransformersKwargs]
             Options of the attention back end.
@@ -474,7 +472,12 @@ class VaswaniPreTrainedModel(PreTrainedModel):
             init.zeros_(module.bias)
 
     def save_pretrained(
-        self, save_directory: str | os.PathLike[str], include_code: bool | None = None, **kwargs: Any
+        self,
+        save_directory: str | os.PathLike[str],
+        is_main_process: bool = True,
+        *args: Any,
+        include_code: bool | None = None,
+        **kwargs: Any,
     ) -> None:
         """Save configuration and weights, and on request the code that loads them.
 
@@ -482,6 +485,10 @@ class VaswaniPreTrainedModel(PreTrainedModel):
         ----------
         save_directory : str | os.PathLike[str]
             Folder to save to.
+        is_main_process : bool, default=True
+            Whether this process, of several that train together, is the one that writes.
+        *args : Any
+            Options of `PreTrainedModel.save_pretrained`.
         include_code : bool | None, default=None
             Whether the folder shall load with `trust_remote_code=True` where `vaswani` is not installed. By default
             if the model was loaded from such a folder, or saved to one before.
@@ -491,12 +498,24 @@ class VaswaniPreTrainedModel(PreTrainedModel):
         if include_code is None:
             include_code = hasattr(self.config, "auto_map")
         if include_code:
-            self.config.auto_map = AUTO_MAP
-            Path(save_directory).mkdir(parents=True, exist_ok=True)
-            custom_object_save(self, save_directory)
+            self.config.auto_map = dict(AUTO_MAP)
+            if is_main_process:
+                Path(save_directory).mkdir(parents=True, exist_ok=True)
+                custom_object_save(self, save_directory)
         elif hasattr(self.config, "auto_map"):
             del self.config.auto_map
-        super().save_pretrained(save_directory, **kwargs)
+        super().save_pretrained(save_directory, is_main_process, *args, **kwargs)
+
+    def _resize_token_embeddings(
+        self, new_num_tokens: int | None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
+    ) -> nn.Module:
+        """Resize the target embedding too where it is a matrix of its own, which transformers does not know of."""
+        resized = super()._resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
+        decoder = getattr(self.base_model, "decoder", None)
+        if decoder is not None and not self.config.tie_word_embeddings:
+            size = resized.weight.shape[0]
+            decoder.embed_tokens = self._get_resized_embeddings(decoder.embed_tokens, size, mean_resizing=mean_resizing)
+        return resized
 
 
 class VaswaniStack(VaswaniPreTrainedModel):
@@ -691,7 +710,9 @@ class VaswaniDecoder(VaswaniStack):
         if inputs_embeds is None:
             inputs_embeds = self.embed_tokens(input_ids)
         if use_cache and past_key_values is None:
-            past_key_values = EncoderDecoderCache(DynamicCache(config=self.config), DynamicCache(config=self.config))
+            past_key_values = DynamicCache(config=self.config)
+        if past_key_values is not None and not isinstance(past_key_values, EncoderDecoderCache):
+            past_key_values = EncoderDecoderCache(past_key_values, DynamicCache(config=self.config))
         if position_ids is None:
             length = inputs_embeds.shape[1]
             if attention_mask is not None and attention_mask.ndim == 2:
@@ -701,14 +722,11 @@ class VaswaniDecoder(VaswaniStack):
                 position_ids = (torch.arange(length, device=inputs_embeds.device) + past_length).unsqueeze(0)
 
         hidden_states = self._embed(inputs_embeds, position_ids)
-        self_attention_cache = past_key_values
-        if isinstance(past_key_values, EncoderDecoderCache):
-            self_attention_cache = past_key_values.self_attention_cache
         visible = create_causal_mask(
             config=self.config,
             inputs_embeds=inputs_embeds,
             attention_mask=attention_mask,
-            past_key_values=self_attention_cache,
+            past_key_values=None if past_key_values is None else past_key_values.self_attention_cache,
         )
         visible_source = create_bidirectional_mask(
             config=self.config,
@@ -956,8 +974,8 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, GenerationMixin):
             use_cache = False
             if decoder_input_ids is None and decoder_inputs_embeds is None:
                 decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
-            if decoder_attention_mask is None and decoder_input_ids is not None:
-                decoder_attention_mask = self._mask_leading_padding(decoder_input_ids)
+            if decoder_attention_mask is None and decoder_input_ids is not None and past_key_values is None:
+                decoder_attention_mask = self._mask_leading_padding(decoder_input_ids, labels)
 
         outputs = self.model(
             input_ids=input_ids,
@@ -1008,10 +1026,10 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, GenerationMixin):
         -----
         Section 3.1. Data collators call this by its name.
         """
+        real = labels != IGNORED
         previous = nn.functional.pad(labels, (1, -1), value=IGNORED)
-        is_first = (previous == IGNORED) & (labels != IGNORED)
         shifted = previous.masked_fill(previous == IGNORED, self.config.pad_token_id)
-        return shifted.masked_fill(is_first, self.config.decoder_start_token_id)
+        return shifted.masked_fill(real & (real.cumsum(-1) == 1), self.config.decoder_start_token_id)
 
     def prepare_inputs_for_generation(
         self,
@@ -1044,11 +1062,10 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, GenerationMixin):
             kwargs.setdefault("decoder_position_ids", positions_of(decoder_attention_mask))
         return super().prepare_inputs_for_generation(input_ids, decoder_attention_mask=decoder_attention_mask, **kwargs)
 
-    def _mask_leading_padding(self, decoder_input_ids: torch.Tensor) -> torch.Tensor | None:
+    def _mask_leading_padding(self, decoder_input_ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """Mask the padding before a target; what follows it needs no mask, for nothing real looks ahead."""
-        if self.config.decoder_start_token_id == self.config.pad_token_id:
-            return None
-        return (decoder_input_ids != self.config.pad_token_id).cumsum(-1) > 0
+        real = (labels != IGNORED) | (decoder_input_ids != self.config.pad_token_id)
+        return real.cumsum(-1) > 0
 
 
 __all__ = ["VaswaniForConditionalGeneration", "VaswaniModel", "VaswaniPreTrainedModel"]

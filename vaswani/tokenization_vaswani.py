@@ -82,6 +82,8 @@ class VaswaniTokenizer(PreTrainedTokenizerFast):
         Deterministic: the same sentences, in whatever order, give the same vocabulary. The corpus is read twice, so
         a generator is held in memory; `learn_from_files` reads larger corpora.
         """
+        if isinstance(sentences, str):
+            raise ValueError(f"One text is no corpus: {sentences!r:.80}. Give many, or a file to learn_from_files.")
         if isinstance(sentences, Iterator):
             sentences = list(sentences)
         alphabet = _alphabet(sentences)
@@ -224,26 +226,45 @@ class _Lines:
 
     def __iter__(self) -> Iterator[str]:
         for path in self.paths:
-            with path.open("rb") as lines:
-                for number, line in enumerate(lines, start=1):
-                    try:
-                        yield line.decode("utf-8").rstrip("\r\n")
-                    except UnicodeDecodeError as error:
-                        raise ValueError(f"{path}, line {number}: not valid UTF-8 ({error.reason}).") from None
+            yield from read_lines(path)
+
+
+def read_lines(path: Path) -> Iterator[str]:
+    """Read the lines of a text file in UTF-8.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+
+    Yields
+    ------
+    str
+        A line without its end.
+
+    Raises
+    ------
+    ValueError
+        If a line is not valid UTF-8, naming file and line.
+    """
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, start=1):
+            try:
+                yield line.decode("utf-8").rstrip("\r\n")
+            except UnicodeDecodeError as error:
+                raise ValueError(f"{path}, line {number}: not valid UTF-8 ({error.reason}).") from None
 
 
 def _texts(sentences: Iterable[str | Mapping[str, str]]) -> Iterator[str]:
     """Yield each sentence of a corpus, and each language's sentence of a translation."""
     for sentence in sentences:
-        if isinstance(sentence, str):
-            yield sentence
-        elif isinstance(sentence, Mapping):
-            yield from sentence.values()
-        else:
-            raise ValueError(
-                "A corpus to learn from holds sentences (str) or translations (a mapping from language to str), "
-                f"not {type(sentence).__name__}: {sentence!r:.80}."
-            )
+        for text in sentence.values() if isinstance(sentence, Mapping) else [sentence]:
+            if not isinstance(text, str):
+                raise ValueError(
+                    "A corpus to learn from holds sentences (str) or translations (a mapping from language to str), "
+                    f"not {type(text).__name__}: {sentence!r:.80}."
+                )
+            yield text
 
 
 def _batches(sentences: Iterable[str | Mapping[str, str]]) -> Iterator[list[str]]:

@@ -1,0 +1,239 @@
+"""The training: the paper's recipe as arguments and a trainer, on top of those of transformers."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import datasets
+import numpy as np
+import pyarrow.compute
+import torch
+from accelerate.data_loader import DataLoaderShard
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+from transformers import (
+    PreTrainedModel,
+    Seq2SeqTrainer,
+    Seq2SeqTrainingArguments,
+    TrainerCallback,
+    TrainerState,
+)
+from transformers.trainer_utils import SchedulerType
+from transformers.utils import logging
+
+from .batching import Indices, PairCollator, TokenBudgetSampler, TokenBudgetStream
+
+logger = logging.get_logger(__name__)
+
+
+@dataclass
+class VaswaniTrainingArguments(Seq2SeqTrainingArguments):
+    """Hold the options of training, with the paper's recipe as default.
+
+    Parameters
+    ----------
+    source_tokens : int, default=25000
+        Source tokens of an update, padding included, over all devices and micro-batches.
+    target_tokens : int, default=25000
+        Target tokens of an update, padding included, over all devices and micro-batches.
+    learning_rate : float | None, default=None
+        Peak of the learning rate, reached after `warmup_steps` updates. None means the paper's, which follows from
+        width and warm-up.
+    lr_scheduler_type : SchedulerType | str, default="inverse_sqrt"
+        "inverse_sqrt" is the paper's formula, exact at every update; other schedules are those of transformers.
+    warmup_steps : float, default=4000
+        Updates over which the learning rate rises.
+    max_steps : int, default=100000
+        Updates in all; the base model's number.
+    adam_beta2 : float, default=0.98
+        Decay of the second moment.
+    adam_epsilon : float, default=1e-9
+        Added to the root of the second moment.
+    max_grad_norm : float, default=0.0
+        Gradients are clipped to this norm; 0 means that they are not.
+
+    Notes
+    -----
+    Sections 5.1 and 5.3. All other options are those of `Seq2SeqTrainingArguments`, with their meaning. Its AdamW is
+    Adam, for weight decay is 0. Label smoothing is the model's (`label_smoothing` of its configuration).
+    """
+
+    source_tokens: int = field(default=25_000, metadata={"help": "Source tokens of an update, over all devices."})
+    target_tokens: int = field(default=25_000, metadata={"help": "Target tokens of an update, over all devices."})
+    learning_rate: float | None = field(  # type: ignore[assignment]
+        default=None, metadata={"help": "Peak learning rate (default: the paper's, by width and warm-up)."}
+    )
+    lr_scheduler_type: SchedulerType | str = field(
+        default="inverse_sqrt", metadata={"help": "The paper's formula, or a schedule of transformers."}
+    )
+    warmup_steps: float = field(default=4000, metadata={"help": "Updates over which the learning rate rises."})
+    max_steps: int = field(default=100_000, metadata={"help": "Updates in all."})
+    adam_beta2: float = field(default=0.98, metadata={"help": "Decay of Adam's second moment."})
+    adam_epsilon: float = field(default=1e-9, metadata={"help": "Added to the root of Adam's second moment."})
+    max_grad_norm: float = field(default=0.0, metadata={"help": "Clip gradients to this norm; 0: do not clip."})
+
+    def __post_init__(self) -> None:
+        """Check the values before any work starts."""
+        super().__post_init__()
+        for name in ("source_tokens", "target_tokens"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} must be a whole number of at least 1.")
+        if self.lr_scheduler_type == SchedulerType.INVERSE_SQRT and self.warmup_steps < 1:
+            raise ValueError(f"warmup_steps={self.warmup_steps} must be at least 1 update for the paper's schedule.")
+        if self.label_smoothing_factor != 0:
+            raise ValueError(
+                f"label_smoothing_factor={self.label_smoothing_factor}: set label_smoothing in the model's "
+                "configuration instead; the model smooths its loss itself, as the paper's authors did."
+            )
+
+
+def inverse_sqrt_factor(step: int, warmup_steps: int) -> float:
+    """Return the learning rate of an update, as a share of its peak.
+
+    Parameters
+    ----------
+    step : int
+        Number of the update; the first is 1.
+    warmup_steps : int
+        Updates over which the learning rate rises.
+
+    Returns
+    -------
+    float
+        min(step / warmup_steps, sqrt(warmup_steps / step)).
+
+    Notes
+    -----
+    Section 5.3: `d_model^-0.5 min(step^-0.5, step warmup^-1.5)` is this times its peak, `(d_model warmup)^-0.5`.
+    """
+    return min(step / warmup_steps, (warmup_steps / step) ** 0.5)
+
+
+class VaswaniTrainer(Seq2SeqTrainer):
+    """Train with the paper's batches and learning rate; all else is the trainer of transformers.
+
+    Parameters
+    ----------
+    model : PreTrainedModel
+        The model to train.
+    args : VaswaniTrainingArguments
+        The options.
+    train_dataset : Dataset[Any] | IterableDataset[Any] | None, default=None
+        Pairs with `input_ids` and `labels`, to be indexed or streamed.
+    **options : Any
+        Other options of `Seq2SeqTrainer`.
+
+    Notes
+    -----
+    An update has the same pairs for any number of devices and micro-batches, and its loss is the sum over all of
+    them divided by their number of target tokens, so that the gradient is the same to rounding.
+    """
+
+    args: VaswaniTrainingArguments
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        args: VaswaniTrainingArguments,
+        train_dataset: Dataset[Any] | IterableDataset[Any] | None = None,
+        **options: Any,
+    ) -> None:
+        if args.learning_rate is None:
+            args.learning_rate = (model.config.d_model * args.warmup_steps) ** -0.5
+        options.setdefault("data_collator", PairCollator(model.config.pad_token_id))
+        super().__init__(model, args, train_dataset=train_dataset, **options)
+
+    def get_train_dataloader(self) -> DataLoader[Any]:
+        """Build the batches of this process.
+
+        Returns
+        -------
+        DataLoader[Any]
+            Yields one part of a batch after the other.
+        """
+        if self.train_dataset is None:
+            raise ValueError("Training needs a train_dataset.")
+        args = self.args
+        plan: dict[str, Any] = {
+            "source_tokens": args.source_tokens,
+            "target_tokens": args.target_tokens,
+            "parts": args.world_size * args.gradient_accumulation_steps,
+            "seed": args.seed if args.data_seed is None else args.data_seed,
+        }
+        loading: dict[str, Any] = {"collate_fn": self.data_collator, "pin_memory": args.dataloader_pin_memory}
+        if isinstance(self.train_dataset, datasets.IterableDataset | IterableDataset):
+            stream = TokenBudgetStream(
+                self.train_dataset, **plan, processes=args.world_size, process=args.process_index
+            )
+            return DataLoaderShard(stream, device=args.device, batch_size=None, **loading)
+        sampler = TokenBudgetSampler(lengths_of(self.train_dataset), **plan)
+        if not len(sampler):
+            raise ValueError("No pair of the train_dataset fits into a batch.")
+        logger.info(
+            f"{len(sampler.plan):,} batches an epoch, {sampler.plan.padding_share():.1%} padding, "
+            f"{sampler.plan.fullness():.1%} full"
+        )
+        self.add_callback(_EpochSetter(sampler))
+        loading["num_workers"] = args.dataloader_num_workers
+        loading["persistent_workers"] = args.dataloader_persistent_workers
+        return self.accelerator.prepare(DataLoader(self.train_dataset, batch_sampler=sampler, **loading))
+
+    def create_scheduler(self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None) -> LRScheduler:
+        """Build the learning-rate schedule.
+
+        Parameters
+        ----------
+        num_training_steps : int
+            Updates in all.
+        optimizer : torch.optim.Optimizer | None, default=None
+            The optimiser; by default the trainer's.
+
+        Returns
+        -------
+        LRScheduler
+            The paper's schedule, or the one of transformers that the arguments name.
+
+        Notes
+        -----
+        torch sets a rate before the update that uses it and counts from 0; the paper's first update is step 1.
+        """
+        if self.lr_scheduler is None and self.args.lr_scheduler_type == SchedulerType.INVERSE_SQRT:
+            warmup = int(self.args.warmup_steps)
+            used: Any = self.optimizer if optimizer is None else optimizer
+            self.lr_scheduler = LambdaLR(used, lambda done: inverse_sqrt_factor(done + 1, warmup))
+            self._created_lr_scheduler = True
+        return super().create_scheduler(num_training_steps, optimizer)
+
+
+class _EpochSetter(TrainerCallback):
+    """Tell the sampler its epoch also where transformers does not: on resuming with several processes."""
+
+    def __init__(self, sampler: TokenBudgetSampler) -> None:
+        self.sampler = sampler
+
+    def on_epoch_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
+        self.sampler.set_epoch(int(state.epoch or 0))
+
+
+def lengths_of(dataset: Any) -> Indices:
+    """Return the number of tokens on both sides of every pair.
+
+    Parameters
+    ----------
+    dataset : Any
+        Pairs with `input_ids` and `labels`.
+
+    Returns
+    -------
+    Indices
+        Lengths, of shape (pairs, 2).
+    """
+    if isinstance(dataset, datasets.Dataset):
+        tables = dataset.with_format("arrow").iter(batch_size=100_000)
+        sides = [
+            [pyarrow.compute.list_value_length(table[name]) for name in ("input_ids", "labels")] for table in tables
+        ]
+        return np.concatenate([np.stack([np.asarray(side) for side in pair], axis=1) for pair in sides])
+    return np.array([(len(pair["input_ids"]), len(pair["labels"])) for pair in dataset])
+
+
+__all__ = ["VaswaniTrainer", "VaswaniTrainingArguments", "inverse_sqrt_factor"]
