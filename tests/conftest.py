@@ -7,9 +7,13 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import pytest
 import torch
+from datasets import Dataset
+from transformers import TrainerCallback
 
 from vaswani import VaswaniConfig, VaswaniForConditionalGeneration, VaswaniTokenizer
+from vaswani.data import load_corpus, tokenize
 from vaswani.demo import number_corpus
+from vaswani.training import VaswaniTrainer, VaswaniTrainingArguments
 
 VOCAB_SIZE = 41
 
@@ -81,6 +85,51 @@ def batch() -> dict[str, torch.Tensor]:
 @pytest.fixture(scope="session")
 def tokenizer() -> VaswaniTokenizer:
     return VaswaniTokenizer.learn(number_corpus(300), vocab_size=400, show_progress=False)
+
+
+@pytest.fixture(scope="session")
+def pairs(tokenizer: VaswaniTokenizer) -> Dataset:
+    return tokenize(load_corpus(Dataset.from_list([{"translation": p} for p in number_corpus(400)])), tokenizer)
+
+
+class Recorder(TrainerCallback):
+    """Write down the learning rate that each update really used, and the loss of each."""
+
+    def __init__(self) -> None:
+        self.rates: list[float] = []
+        self.losses: list[float] = []
+
+    def on_pre_optimizer_step(self, args, state, control, optimizer, **kwargs) -> None:
+        self.rates.append(optimizer.param_groups[0]["lr"])
+
+    def on_log(self, args, state, control, logs, **kwargs) -> None:
+        if "loss" in logs:
+            self.losses.append(logs["loss"])
+
+
+def recipe(folder, model=None, pairs=None, eval_dataset=None, **options: object) -> tuple[VaswaniTrainer, Recorder]:
+    """Build a trainer of the paper's recipe for a tiny model, and what records its updates."""
+    defaults = {
+        "max_steps": 12,
+        "warmup_steps": 4,
+        "source_tokens": 500,
+        "target_tokens": 500,
+        "logging_steps": 1,
+        "report_to": "none",
+        "use_cpu": True,
+        "dataloader_pin_memory": False,
+        "save_minutes": 0,
+        "disable_tqdm": True,
+    }
+    recorder = Recorder()
+    trainer = VaswaniTrainer(
+        model or tiny_model(vocab_size=400),
+        VaswaniTrainingArguments(str(folder), **{**defaults, **options}),
+        train_dataset=pairs,
+        eval_dataset=eval_dataset,
+        callbacks=[recorder],
+    )
+    return trainer, recorder
 
 
 @pytest.fixture(scope="session")

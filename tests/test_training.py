@@ -1,18 +1,18 @@
-"""The plain Seq2SeqTrainer of transformers, with nothing of ours but model and tokenizer; and the demo."""
+"""Training: the plain Seq2SeqTrainer of transformers, and the paper's recipe with the learning rates really used."""
 
 import copy
-import subprocess
-import sys
-from pathlib import Path
+import itertools
 
 import pytest
 import torch
+from datasets import Dataset
 from torch.testing import assert_close
 from transformers import DataCollatorForSeq2Seq, Seq2SeqTrainer, Seq2SeqTrainingArguments
 
-from tests.conftest import tiny_model
+from tests.conftest import Recorder, recipe, tiny_model
 from vaswani import VaswaniForConditionalGeneration, VaswaniTokenizer, demo
-from vaswani.cli import main
+from vaswani.batching import PairCollator, TokenBudgetSampler
+from vaswani.training import VaswaniTrainer, VaswaniTrainingArguments, inverse_sqrt_factor, lengths_of
 
 
 def trainer_for(
@@ -63,62 +63,123 @@ def test_the_trainer_reports_the_loss_without_smoothing(tokenizer: VaswaniTokeni
     assert_close(metrics["eval_loss"], expected.item(), rtol=1e-5, atol=0)
 
 
+# --- the paper's recipe
+
+
+def test_the_defaults_are_the_papers_recipe(tmp_path) -> None:
+    arguments = VaswaniTrainingArguments(str(tmp_path))
+    assert (arguments.source_tokens, arguments.target_tokens) == (25_000, 25_000)
+    assert (arguments.adam_beta1, arguments.adam_beta2, arguments.adam_epsilon) == (0.9, 0.98, 1e-9)
+    assert (arguments.weight_decay, arguments.max_grad_norm, arguments.label_smoothing_factor) == (0, 0, 0)
+    assert (arguments.warmup_steps, arguments.max_steps, arguments.learning_rate) == (4000, 100_000, None)
+
+
+def papers_rate(step: int, d_model: int, warmup: int) -> float:
+    return d_model**-0.5 * min(step**-0.5, step * warmup**-1.5)
+
+
+def test_every_update_uses_the_papers_learning_rate(pairs: Dataset, tmp_path) -> None:
+    trainer, recorder = recipe(tmp_path, pairs=pairs)
+    trainer.train()
+    assert recorder.rates == pytest.approx([papers_rate(step, 16, 4) for step in range(1, 13)], rel=1e-14)
+
+
+@pytest.mark.parametrize(("d_model", "peak"), [(512, 6.98771e-4), (1024, 4.94106e-4)])
+def test_the_peak_is_the_papers(d_model: int, peak: float) -> None:
+    rates = [(d_model * 4000) ** -0.5 * inverse_sqrt_factor(step, 4000) for step in (1, 2, 3999, 4000, 4001, 100_000)]
+    assert rates == pytest.approx([papers_rate(s, d_model, 4000) for s in (1, 2, 3999, 4000, 4001, 100_000)], rel=1e-14)
+    assert max(rates) == rates[3] == pytest.approx(peak, rel=1e-5)
+
+
+def test_a_given_learning_rate_is_the_peak(pairs: Dataset, tmp_path) -> None:
+    trainer, recorder = recipe(tmp_path, pairs=pairs, learning_rate=0.01)
+    trainer.train()
+    constant = 0.01 / papers_rate(4, 16, 4)
+    assert recorder.rates == pytest.approx([constant * papers_rate(s, 16, 4) for s in range(1, 13)], rel=1e-14)
+
+
+def test_other_schedules_keep_their_meaning(pairs: Dataset, tmp_path) -> None:
+    trainer, recorder = recipe(tmp_path, pairs=pairs, learning_rate=0.01, lr_scheduler_type="linear", warmup_steps=0)
+    trainer.train()
+    assert recorder.rates == pytest.approx([0.01 * (12 - done) / 12 for done in range(12)])
+
+
+def test_the_weights_are_those_of_a_loop_written_by_hand(pairs: Dataset, tmp_path) -> None:
+    start = tiny_model(vocab_size=400)
+    trainer, _ = recipe(tmp_path, copy.deepcopy(start), pairs, max_steps=5)
+    trainer.train()
+    model = start.train()
+    optimizer = torch.optim.Adam(model.parameters(), betas=(0.9, 0.98), eps=1e-9)
+    sampler = TokenBudgetSampler(lengths_of(pairs), 500, 500, seed=trainer.args.seed)
+    for step, indices in enumerate(itertools.islice(sampler, 5), start=1):
+        optimizer.param_groups[0]["lr"] = papers_rate(step, 16, 4)
+        optimizer.zero_grad()
+        model(**PairCollator(0)([pairs[index] for index in indices])).loss.backward()
+        optimizer.step()
+    for name, tensor in model.state_dict().items():
+        assert_close(trainer.model.state_dict()[name], tensor, rtol=1e-4, atol=1e-5)
+
+
+def test_micro_batches_and_streams_train_alike(pairs: Dataset, tmp_path) -> None:
+    results = {}
+    for name, options in {
+        "one": {},
+        "three": {"gradient_accumulation_steps": 3},
+        "stream": {"pairs": pairs.to_iterable_dataset()},
+    }.items():
+        trainer, recorder = recipe(tmp_path, **{"pairs": pairs, "max_steps": 6, "learning_rate": 1e-3, **options})
+        trainer.train()
+        results[name] = recorder.losses, trainer.model.state_dict()
+    for name in ("three", "stream"):
+        assert results[name][0] == pytest.approx(results["one"][0], rel=1e-4)
+        for key, tensor in results["one"][1].items():
+            assert_close(results[name][1][key], tensor, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_a_resumed_run_is_bit_equal_in_the_middle_of_an_epoch(
+    streaming: bool, accumulation: int, pairs: Dataset, tmp_path
+) -> None:
+    updates = len(TokenBudgetSampler(lengths_of(pairs), 500, 500))
+    dataset = pairs.to_iterable_dataset() if streaming else pairs
+    options = {
+        "max_steps": 2 * updates,
+        "save_strategy": "steps",
+        "save_steps": updates + updates // 2,
+        "gradient_accumulation_steps": accumulation,
+        "logging_steps": 1,
+    }
+
+    def build(folder) -> tuple[VaswaniTrainer, Recorder]:
+        return recipe(folder, tiny_model(vocab_size=400, dropout=0.3), dataset, **options)
+
+    whole, recorded = build(tmp_path)
+    whole.train()
+    resumed, again = build(tmp_path)
+    torch.manual_seed(12345)
+    resumed.train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{updates + updates // 2}"))
+    assert again.rates == recorded.rates[updates + updates // 2 :]
+    assert again.losses == recorded.losses[updates + updates // 2 :]
+    for name, tensor in whole.model.state_dict().items():
+        assert torch.equal(resumed.model.state_dict()[name], tensor), name
+
+
 @pytest.mark.parametrize(
-    ("number", "english", "german"),
+    ("option", "message"),
     [
-        (0, "zero", "null"),
-        (1, "one", "eins"),
-        (21, "twenty-one", "einundzwanzig"),
-        (101, "one hundred and one", "einhunderteins"),
-        (312, "three hundred and twelve", "dreihundertzwölf"),
-        (1000, "one thousand", "eintausend"),
-        (21_001, "twenty-one thousand one", "einundzwanzigtausendeins"),
-        (
-            101_716,
-            "one hundred and one thousand seven hundred and sixteen",
-            "einhunderteintausendsiebenhundertsechzehn",
-        ),
+        ({"source_tokens": 0}, "source_tokens=0 must be a whole number of at least 1"),
+        ({"target_tokens": -5}, "target_tokens=-5 must be a whole number of at least 1"),
+        ({"warmup_steps": 0}, "warmup_steps=0 must be at least 1 update"),
+        ({"label_smoothing_factor": 0.1}, r"label_smoothing_factor=0.1: set label_smoothing in the model's conf"),
     ],
 )
-def test_numbers_are_spelled_right(number: int, english: str, german: str) -> None:
-    assert demo.in_english(number) == english
-    assert demo.in_german(number) == german
+def test_an_impossible_recipe_is_refused_before_any_work(option: dict, message: str, tmp_path) -> None:
+    with pytest.raises(ValueError, match=message):
+        VaswaniTrainingArguments(str(tmp_path), **option)
 
 
-def test_the_corpus_of_the_demo_has_no_number_twice() -> None:
-    pairs = demo.number_corpus(2000)
-    assert len({pair["en"] for pair in pairs}) == len({pair["de"] for pair in pairs}) == 2000
-    assert pairs == demo.number_corpus(2000)
-
-
-def test_the_demo_runs_from_the_command_line(tmp_path, capsys: pytest.CaptureFixture) -> None:
-    main(["demo", "--steps", "2", "--output", str(tmp_path / "model")])
-    printed = capsys.readouterr().out
-    assert "unseen numbers are right in every letter" in printed
-    assert printed.count("->") == 5
-    assert (tmp_path / "model" / "model.safetensors").exists()
-    assert (tmp_path / "model" / "tokenizer.json").exists()
-
-
-@pytest.mark.parametrize("steps", ["0", "-3", "many"])
-def test_a_bad_option_is_a_clear_error(steps: str, capsys: pytest.CaptureFixture) -> None:
-    with pytest.raises(SystemExit):
-        main(["demo", "--steps", steps])
-    assert f"--steps: must be a whole number of at least 1, not '{steps}'" in capsys.readouterr().err
-
-
-@pytest.mark.process
-def test_the_command_is_installed_and_tells_its_version() -> None:
-    finished = subprocess.run(
-        [Path(sys.executable).parent / "vaswani", "--version"],
-        capture_output=True,
-        text=True,
-        check=True,
-        cwd="/",
-    )
-    assert finished.stdout.startswith("vaswani 0.")
-
-
-@pytest.mark.slow
-def test_the_demo_learns_to_translate_numbers() -> None:
-    assert demo.run() >= 0.9
+def test_a_budget_that_no_pair_fits_is_an_error(pairs: Dataset, tmp_path) -> None:
+    trainer, _ = recipe(tmp_path, pairs=pairs, source_tokens=1, target_tokens=1)
+    with pytest.raises(ValueError, match="No pair of the train_dataset fits into a batch"):
+        trainer.train()

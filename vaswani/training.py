@@ -1,6 +1,9 @@
 """The training: the paper's recipe as arguments and a trainer, on top of those of transformers."""
 
+import shutil
+import time
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import datasets
@@ -15,12 +18,14 @@ from transformers import (
     Seq2SeqTrainer,
     Seq2SeqTrainingArguments,
     TrainerCallback,
+    TrainerControl,
     TrainerState,
 )
-from transformers.trainer_utils import SchedulerType
+from transformers.trainer_utils import SaveStrategy, SchedulerType, TrainOutput
 from transformers.utils import logging
 
 from .batching import Indices, PairCollator, TokenBudgetSampler, TokenBudgetStream
+from .checkpoints import TRAINER_STATE, average_checkpoints, complete_checkpoints, publish, remove
 
 logger = logging.get_logger(__name__)
 
@@ -50,6 +55,15 @@ class VaswaniTrainingArguments(Seq2SeqTrainingArguments):
         Added to the root of the second moment.
     max_grad_norm : float, default=0.0
         Gradients are clipped to this norm; 0 means that they are not.
+    save_minutes : float, default=10
+        Minutes between checkpoints, by the clock of the main process; also one at the end. 0 means that only
+        `save_strategy` decides.
+    save_strategy : SaveStrategy | str, default="no"
+        Checkpoints by steps or epochs, besides those by the clock.
+    average_last : int, default=0
+        At the end of training, average so many of the last checkpoints into the folder `averaged`; 0 means none.
+    ddp_find_unused_parameters : bool | None, default=False
+        Every parameter of the model is always used.
 
     Notes
     -----
@@ -70,6 +84,10 @@ class VaswaniTrainingArguments(Seq2SeqTrainingArguments):
     adam_beta2: float = field(default=0.98, metadata={"help": "Decay of Adam's second moment."})
     adam_epsilon: float = field(default=1e-9, metadata={"help": "Added to the root of Adam's second moment."})
     max_grad_norm: float = field(default=0.0, metadata={"help": "Clip gradients to this norm; 0: do not clip."})
+    save_minutes: float = field(default=10, metadata={"help": "Minutes between checkpoints; 0: not by the clock."})
+    save_strategy: SaveStrategy | str = field(default="no", metadata={"help": "Checkpoints by steps or epochs too."})
+    average_last: int = field(default=0, metadata={"help": "Average so many last checkpoints at the end; 0: none."})
+    ddp_find_unused_parameters: bool | None = field(default=False, metadata={"help": "Leave it: all are used."})
 
     def __post_init__(self) -> None:
         """Check the values before any work starts."""
@@ -77,6 +95,9 @@ class VaswaniTrainingArguments(Seq2SeqTrainingArguments):
         for name in ("source_tokens", "target_tokens"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be a whole number of at least 1.")
+        for name in ("save_minutes", "average_last"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name}={getattr(self, name)} must be 0 or more.")
         if self.lr_scheduler_type == SchedulerType.INVERSE_SQRT and self.warmup_steps < 1:
             raise ValueError(f"warmup_steps={self.warmup_steps} must be at least 1 update for the paper's schedule.")
         if self.label_smoothing_factor != 0:
@@ -141,6 +162,29 @@ class VaswaniTrainer(Seq2SeqTrainer):
             args.learning_rate = (model.config.d_model * args.warmup_steps) ** -0.5
         options.setdefault("data_collator", PairCollator(model.config.pad_token_id))
         super().__init__(model, args, train_dataset=train_dataset, **options)
+        self.add_callback(_ClockSaver(args.save_minutes))
+        self._unfinished: Path | None = None
+
+    def train(self, *args: Any, **kwargs: Any) -> TrainOutput:
+        """Train, and average the last checkpoints if the arguments say so.
+
+        Parameters
+        ----------
+        *args : Any
+            As in `Trainer.train`.
+        **kwargs : Any
+            As in `Trainer.train`; `resume_from_checkpoint=True` goes on from the last complete checkpoint.
+
+        Returns
+        -------
+        TrainOutput
+            The number of updates, the mean loss and further figures.
+        """
+        output = super().train(*args, **kwargs)
+        if self.args.average_last and self.args.should_save:
+            folder = Path(self._get_output_dir(None))
+            average_checkpoints(complete_checkpoints(folder)[-self.args.average_last :], folder / "averaged")
+        return output
 
     def get_train_dataloader(self) -> DataLoader[Any]:
         """Build the batches of this process.
@@ -202,6 +246,70 @@ class VaswaniTrainer(Seq2SeqTrainer):
             self.lr_scheduler = LambdaLR(used, lambda done: inverse_sqrt_factor(done + 1, warmup))
             self._created_lr_scheduler = True
         return super().create_scheduler(num_training_steps, optimizer)
+
+    # A checkpoint is written under another name and gets its own when it is complete, on every process.
+
+    def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
+        run = Path(self._get_output_dir(trial))
+        checkpoint = run / f"checkpoint-{self.state.global_step}"
+        unfinished = run / ".saving"
+        if self.args.should_save:
+            shutil.rmtree(unfinished, ignore_errors=True)
+        self.accelerator.wait_for_everyone()
+        self._unfinished = unfinished
+        try:
+            super()._save_checkpoint(model, trial)
+        finally:
+            self._unfinished = None
+        self.accelerator.wait_for_everyone()
+        if self.state.best_global_step == self.state.global_step:
+            self.state.best_model_checkpoint = str(checkpoint)
+        if self.args.should_save:
+            finished = unfinished / checkpoint.name
+            self.state.save_to_json(str(finished / TRAINER_STATE))
+            publish(finished, checkpoint)
+            unfinished.rmdir()
+            self._remove_oldest(run)
+        self.accelerator.wait_for_everyone()
+        if self.args.push_to_hub:
+            self._push_from_checkpoint(str(checkpoint))
+
+    def _get_output_dir(self, trial: Any) -> str:
+        return str(self._unfinished or super()._get_output_dir(trial))
+
+    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
+        if self._unfinished is None:
+            super()._push_from_checkpoint(checkpoint_folder)
+
+    def _remove_oldest(self, run: Path) -> None:
+        """Keep `save_total_limit` checkpoints: the best one and the last ones."""
+        checkpoints = complete_checkpoints(run)
+        kept = [checkpoints[-1], Path(self.state.best_model_checkpoint or checkpoints[-1])]
+        excess = len(checkpoints) - max(self.args.save_total_limit or len(checkpoints), len(set(kept)))
+        for checkpoint in [path for path in checkpoints if path not in kept][: max(excess, 0)]:
+            remove(checkpoint)
+
+
+class _ClockSaver(TrainerCallback):
+    """Ask for a checkpoint every so many minutes of the main process's clock, and at the end."""
+
+    def __init__(self, minutes: float) -> None:
+        self.minutes = minutes
+        self.last = time.monotonic()
+
+    def on_train_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
+        self.last = time.monotonic()
+
+    def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:  # noqa: ARG002
+        if not self.minutes:
+            return
+        due = torch.tensor(time.monotonic() - self.last >= 60 * self.minutes, device=args.device)
+        if args.world_size > 1:
+            torch.distributed.broadcast(due, src=0)
+        if due or state.global_step >= state.max_steps:
+            self.last = time.monotonic()
+            control.should_save = True
+            logger.info(f"Checkpoint at update {state.global_step}")
 
 
 class _EpochSetter(TrainerCallback):

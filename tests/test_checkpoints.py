@@ -1,0 +1,207 @@
+"""Checkpoints: complete or not there, the last one found, kills survived, and averages exact."""
+
+import json
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from datasets import Dataset
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+from transformers.trainer_utils import get_last_checkpoint
+
+from tests.conftest import recipe, tiny_model
+from vaswani import VaswaniTokenizer
+from vaswani.checkpoints import average_checkpoints, complete_checkpoints
+
+
+def make_checkpoints(folder: Path, tokenizer: VaswaniTokenizer, count: int = 3) -> list[Path]:
+    """Write the checkpoints of a run that was never made: models with other weights, and files of training."""
+    made = []
+    for number in range(1, count + 1):
+        checkpoint = folder / f"checkpoint-{number * 5}"
+        tiny_model(seed=number, vocab_size=len(tokenizer)).save_pretrained(checkpoint)
+        tokenizer.save_pretrained(checkpoint)
+        (checkpoint / "trainer_state.json").write_text("{}")
+        torch.save({}, checkpoint / "optimizer.pt")
+        made.append(checkpoint)
+    return made
+
+
+def test_the_average_is_the_mean_in_float64_and_loads_with_its_tokenizer(tokenizer: VaswaniTokenizer, tmp_path) -> None:
+    made = make_checkpoints(tmp_path, tokenizer)
+    average_checkpoints(made, tmp_path / "averaged")
+    weights = [load_file(checkpoint / "model.safetensors") for checkpoint in made]
+    averaged = load_file(tmp_path / "averaged" / "model.safetensors")
+    assert set(averaged) == set(weights[0])
+    for name, tensor in averaged.items():
+        expected = (sum(weight[name].double() for weight in weights) / 3).float()
+        assert torch.equal(tensor, expected), name
+    model = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "averaged")
+    assert torch.equal(model.lm_head.weight, averaged["model.encoder.embed_tokens.weight"])
+    assert AutoTokenizer.from_pretrained(tmp_path / "averaged")("one") == tokenizer("one")
+    files = {path.name for path in (tmp_path / "averaged").iterdir()}
+    assert files == {
+        *("config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
+    }
+
+
+def test_averaging_one_model_with_itself_changes_no_bit(tokenizer: VaswaniTokenizer, tmp_path) -> None:
+    (checkpoint,) = make_checkpoints(tmp_path, tokenizer, 1)
+    for name, tensor in average_checkpoints([checkpoint] * 7, tmp_path / "averaged").items():
+        assert torch.equal(tensor, load_file(checkpoint / "model.safetensors")[name])
+
+
+def test_averaging_refuses_what_does_not_fit_and_overwrites_nothing(tokenizer: VaswaniTokenizer, tmp_path) -> None:
+    made = make_checkpoints(tmp_path, tokenizer)
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "notes.txt").write_text("mine")
+    with pytest.raises(FileExistsError, match="taken exists already; averaging overwrites nothing"):
+        average_checkpoints(made, tmp_path / "taken")
+    with pytest.raises(ValueError, match="no checkpoint to average"):
+        average_checkpoints([], tmp_path / "averaged")
+    with pytest.raises(ValueError, match=r"taken is no checkpoint: it has no model\.safetensors"):
+        average_checkpoints([*made, tmp_path / "taken"], tmp_path / "averaged")
+    weights = load_file(made[1] / "model.safetensors")
+    changed = {**weights, "model.encoder.embed_tokens.weight": torch.zeros(3, 16)}
+    save_file(changed, made[1] / "model.safetensors")
+    with pytest.raises(ValueError, match=r"model\.encoder\.embed_tokens\.weight is \(400, 16\) .* but \(3, 16\)"):
+        average_checkpoints(made, tmp_path / "averaged")
+    save_file({**weights, "extra": torch.zeros(1)}, made[1] / "model.safetensors")
+    with pytest.raises(ValueError, match=r"differ in their weights: \['extra'\]"):
+        average_checkpoints(made, tmp_path / "averaged")
+    assert not (tmp_path / "averaged").exists()
+    assert (tmp_path / "taken" / "notes.txt").read_text() == "mine"
+
+
+def test_incomplete_checkpoints_do_not_count(tokenizer: VaswaniTokenizer, tmp_path) -> None:
+    made = make_checkpoints(tmp_path, tokenizer, 5)
+    (made[1] / "trainer_state.json").unlink()
+    (made[2] / "model.safetensors").unlink()
+    whole = (made[4] / "model.safetensors").read_bytes()
+    (made[4] / "model.safetensors").write_bytes(whole[: len(whole) // 2])
+    shutil.copytree(made[0], tmp_path / "checkpoint-best")
+    assert complete_checkpoints(tmp_path) == [made[0], made[3]]
+
+
+def test_the_trainer_keeps_the_last_checkpoints_and_averages_them(pairs: Dataset, tmp_path) -> None:
+    options = {"save_strategy": "steps", "save_steps": 2, "save_total_limit": 3, "average_last": 2}
+    trainer, _ = recipe(tmp_path, pairs=pairs, **options)
+    trainer.train()
+    kept = complete_checkpoints(tmp_path)
+    assert [path.name for path in kept] == ["checkpoint-8", "checkpoint-10", "checkpoint-12"]
+    assert get_last_checkpoint(tmp_path) == str(kept[-1])
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(["averaged", *(path.name for path in kept)])
+    weights = [load_file(path / "model.safetensors") for path in kept[-2:]]
+    averaged = load_file(tmp_path / "averaged" / "model.safetensors")
+    for name, tensor in averaged.items():
+        assert torch.equal(tensor, ((weights[0][name].double() + weights[1][name]) / 2).float())
+
+
+def test_checkpoints_are_written_by_the_clock_and_at_the_end(pairs: Dataset, tmp_path) -> None:
+    trainer, _ = recipe(tmp_path / "often", pairs=pairs, save_minutes=1e-9, max_steps=3)
+    trainer.train()
+    assert [path.name for path in complete_checkpoints(tmp_path / "often")] == [f"checkpoint-{n}" for n in (1, 2, 3)]
+    trainer, _ = recipe(tmp_path / "seldom", pairs=pairs, save_minutes=10, max_steps=3)
+    trainer.train()
+    assert [path.name for path in complete_checkpoints(tmp_path / "seldom")] == ["checkpoint-3"]
+
+
+def test_the_best_checkpoint_is_kept_and_remembered(pairs: Dataset, tmp_path) -> None:
+    options = {
+        "save_strategy": "steps",
+        "eval_strategy": "steps",
+        "save_steps": 2,
+        "eval_steps": 2,
+        "save_total_limit": 2,
+        "load_best_model_at_end": True,
+        "metric_for_best_model": "loss",
+        "greater_is_better": True,  # the worst loss is the first, so that the best checkpoint is an old one
+    }
+    trainer, _ = recipe(tmp_path, pairs=pairs, eval_dataset=pairs.select(range(50)), **options)
+    trainer.train()
+    best = tmp_path / "checkpoint-2"
+    assert trainer.state.best_model_checkpoint == str(best)
+    assert [path.name for path in complete_checkpoints(tmp_path)] == ["checkpoint-2", "checkpoint-12"]
+    state = json.loads((tmp_path / "checkpoint-12" / "trainer_state.json").read_text())
+    assert state["best_model_checkpoint"] == str(best)
+    saved = load_file(best / "model.safetensors")
+    assert torch.equal(trainer.model.lm_head.weight, saved["model.encoder.embed_tokens.weight"])
+
+
+TRAIN = """
+    import sys
+    from datasets import load_from_disk
+    from transformers import AutoModelForSeq2SeqLM, TrainerCallback
+    from vaswani.checkpoints import complete_checkpoints
+    from vaswani.training import VaswaniTrainer, VaswaniTrainingArguments
+
+    class Tell(TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            print("update", state.global_step, flush=True)
+
+    folder, output = sys.argv[1:3]
+    arguments = VaswaniTrainingArguments(
+        output, max_steps=60, warmup_steps=20, source_tokens=500, target_tokens=500, save_strategy="steps",
+        save_steps=1, save_total_limit=3, save_minutes=0, report_to="none", use_cpu=True, disable_tqdm=True,
+        dataloader_pin_memory=False,
+    )
+    model = AutoModelForSeq2SeqLM.from_pretrained(folder + "/start")
+    trainer = VaswaniTrainer(model, arguments, train_dataset=load_from_disk(folder + "/pairs"), callbacks=[Tell()])
+    trainer.train(resume_from_checkpoint=bool(complete_checkpoints(output)))
+    trainer.save_model(output + "/final")
+"""
+
+
+@pytest.mark.slow
+def test_a_run_that_is_killed_twenty_times_ends_bit_equal(pairs: Dataset, tmp_path) -> None:
+    pairs.save_to_disk(tmp_path / "pairs")
+    tiny_model(vocab_size=400, dropout=0.2).save_pretrained(tmp_path / "start")
+    (tmp_path / "train.py").write_text(textwrap.dedent(TRAIN))
+    chance = random.Random(0)
+
+    def start(output: str) -> subprocess.Popen:
+        command = [sys.executable, tmp_path / "train.py", tmp_path, tmp_path / output]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=1)
+
+    whole = start("whole")
+    assert whole.wait() == 0, whole.stderr.read()
+
+    output = tmp_path / "killed"
+    kills = reached = 0
+    while kills < 20:
+        process = start("killed")
+        moment = chance.randint(2, 4)
+        for line in process.stdout:
+            if line.startswith("update"):
+                moment -= 1
+                if moment == 0:
+                    break
+        time.sleep(chance.random() * 0.06)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        kills += 1
+        named = sorted(output.glob("checkpoint-*"))
+        assert sorted(complete_checkpoints(output)) == named
+        for checkpoint in named:
+            for name in ("optimizer.pt", "scheduler.pt", "rng_state.pth"):
+                torch.load(checkpoint / name, weights_only=False)
+            json.loads((checkpoint / "trainer_state.json").read_text())
+        last = int(complete_checkpoints(output)[-1].name.split("-")[1])
+        assert last > reached
+        reached = last
+        if last > 55:
+            break
+    assert kills >= 15
+    process = start("killed")
+    assert process.wait() == 0, process.stderr.read()
+    expected, actual = (load_file(tmp_path / run / "final" / "model.safetensors") for run in ("whole", "killed"))
+    for name, tensor in expected.items():
+        assert torch.equal(actual[name], tensor), name
