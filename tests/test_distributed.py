@@ -1,15 +1,19 @@
-"""Two processes on one machine: fully sharded data parallelism and tensor parallelism, through transformers."""
+"""Several processes on one machine: sharded and parallel models of transformers, and training under accelerate."""
 
+import json
 import os
 import socket
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 import torch
+from datasets import Dataset
 
-from tests.conftest import ragged_batch, tiny_model
+from tests.conftest import ragged_batch, recipe, tiny_model
+from vaswani import VaswaniForConditionalGeneration
 
 pytestmark = pytest.mark.process
 
@@ -46,18 +50,18 @@ CHECK = """
 """
 
 
-def launch(code: str, *arguments: str) -> str:
+def launch(code: str, *arguments: str, processes: int = 2, accelerate: bool = False) -> str:
+    """Run code in several processes, by torchrun or by accelerate in the one way that starts several on a CPU."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    script = os.path.join(arguments[0], "script.py")
-    with open(script, "w") as file:
-        file.write(textwrap.dedent(code))
+    script = Path(arguments[0]) / "script.py"
+    script.write_text(textwrap.dedent(code))
+    torchrun = ["torch.distributed.run", f"--nproc-per-node={processes}", f"--master-port={port}"]
+    options = ["--multi_gpu", f"--num_processes={processes}", f"--main_process_port={port}"]
+    launcher = ["accelerate.commands.launch", *options] if accelerate else torchrun
     finished = subprocess.run(
-        [
-            *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", f"--master-port={port}", script),
-            *arguments,
-        ],
+        [sys.executable, "-m", *launcher, script, *arguments],
         capture_output=True,
         text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
@@ -65,7 +69,7 @@ def launch(code: str, *arguments: str) -> str:
         check=False,
     )
     assert finished.returncode == 0, finished.stdout + finished.stderr
-    assert finished.stdout.count("rank is done") == 2
+    assert finished.stdout.count("rank is done") == processes
     return finished.stdout
 
 
@@ -84,8 +88,6 @@ def prepared(tmp_path) -> str:
 
 
 def assert_saved_alike(folder: str) -> None:
-    from vaswani import VaswaniForConditionalGeneration
-
     saved = VaswaniForConditionalGeneration.from_pretrained(folder + "/saved").state_dict()
     for name, tensor in VaswaniForConditionalGeneration.from_pretrained(folder).state_dict().items():
         assert torch.equal(saved[name], tensor), name
@@ -113,3 +115,94 @@ def test_tensor_parallel_processes_agree_with_one_and_hold_half_of_each_projecti
     """
     launch(SETUP + halves + CHECK, prepared, "tp_size")
     assert_saved_alike(prepared)
+
+
+TRAIN = """
+    import json, sys, torch
+    from datasets import load_from_disk
+    from torch.distributed.tensor import DTensor
+    from transformers import AutoModelForSeq2SeqLM, TrainerCallback
+    from transformers.distributed import DistributedConfig
+    from vaswani.training import VaswaniTrainer, VaswaniTrainingArguments
+
+    folder, options = sys.argv[1], json.loads(sys.argv[2])
+    losses, processes, sharded, resume, streaming = [], *(options.pop(name) for name in (
+        "processes", "sharded", "resume", "streaming"))
+
+    class Record(TrainerCallback):
+        def on_log(self, args, state, control, logs, **kwargs):
+            if "loss" in logs:
+                losses.append(logs["loss"])
+
+    arguments = VaswaniTrainingArguments(
+        folder + "/run", warmup_steps=4, source_tokens=500, target_tokens=500, learning_rate=1e-3, logging_steps=1,
+        report_to="none", use_cpu=True, disable_tqdm=True, dataloader_pin_memory=False, save_minutes=0, **options)
+    loading = {"distributed_config": DistributedConfig(fsdp_size=processes)} if sharded else {}
+    model = AutoModelForSeq2SeqLM.from_pretrained(folder, **loading)
+    pairs = load_from_disk(folder + "/pairs")
+    pairs = pairs.to_iterable_dataset() if streaming else pairs
+    trainer = VaswaniTrainer(model, arguments, train_dataset=pairs, callbacks=[Record()])
+    trainer.train(resume_from_checkpoint=resume)
+    assert arguments.world_size == processes
+    kind = type(trainer.model_wrapped).__name__
+    assert kind == ("DistributedDataParallel" if processes > 1 and not sharded else type(model).__name__), kind
+    assert all(isinstance(parameter, DTensor) for parameter in model.parameters()) == sharded
+    trainer.save_model(folder + "/trained")
+    if arguments.process_index == 0:
+        print("losses", json.dumps(losses))
+    print("rank is done")
+"""
+
+
+def train(
+    folder, processes: int, sharded: bool = False, resume=None, streaming: bool = False, **options
+) -> list[float]:
+    given = {"processes": processes, "sharded": sharded, "resume": resume, "streaming": streaming, **options}
+    printed = launch(TRAIN, str(folder), json.dumps(given), processes=processes, accelerate=not sharded)
+    return json.loads(next(line for line in printed.splitlines() if line.startswith("losses")).removeprefix("losses"))
+
+
+@pytest.fixture(scope="module")
+def trained_alone(pairs: Dataset, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[float]]:
+    """Return a folder with model and pairs, and the losses of one process."""
+    folder = tmp_path_factory.mktemp("training")
+    tiny_model(vocab_size=400).save_pretrained(folder)
+    pairs.save_to_disk(folder / "pairs")
+    trainer, recorder = recipe(
+        folder / "alone", VaswaniForConditionalGeneration.from_pretrained(folder), pairs, **ALIKE
+    )
+    trainer.train()
+    trainer.save_model(str(folder / "alone" / "trained"))
+    return folder, recorder.losses
+
+
+# The losses of several processes follow those of one to within this, over updates of more than an epoch.
+TOLERANCE = 1e-5
+ALIKE = {"max_steps": 20, "learning_rate": 1e-3}
+
+
+@pytest.mark.parametrize(
+    ("processes", "options"),
+    [
+        (2, {}),
+        (3, {"gradient_accumulation_steps": 2}),
+        (2, {"streaming": True}),
+        (2, {"sharded": True}),
+    ],
+    ids=str,
+)
+def test_several_processes_train_like_one(processes: int, options: dict, trained_alone: tuple) -> None:
+    folder, expected = trained_alone
+    assert train(folder, processes, max_steps=20, **options) == pytest.approx(expected, rel=TOLERANCE)
+    weights = VaswaniForConditionalGeneration.from_pretrained(folder / "trained").state_dict()
+    alone = VaswaniForConditionalGeneration.from_pretrained(folder / "alone" / "trained").state_dict()
+    for name, tensor in alone.items():
+        torch.testing.assert_close(weights[name], tensor, rtol=1e-3, atol=1e-4)
+
+
+def test_two_processes_resume_in_the_middle_of_a_later_epoch(trained_alone: tuple) -> None:
+    folder, expected = trained_alone
+    losses = train(folder, 2, max_steps=20, save_strategy="steps", save_steps=16)
+    again = train(folder, 2, max_steps=20, resume=str(folder / "run" / "checkpoint-16"))
+    assert losses == pytest.approx(expected, rel=TOLERANCE)
+    assert again == losses[16:]
