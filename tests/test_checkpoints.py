@@ -149,7 +149,7 @@ TRAIN = """
 
     folder, output = sys.argv[1:3]
     arguments = VaswaniTrainingArguments(
-        output, max_steps=60, warmup_steps=20, source_tokens=500, target_tokens=500, save_strategy="steps",
+        output, max_steps=100, warmup_steps=20, source_tokens=500, target_tokens=500, save_strategy="steps",
         save_steps=1, save_total_limit=3, save_minutes=0, report_to="none", use_cpu=True, disable_tqdm=True,
         dataloader_pin_memory=False,
     )
@@ -169,25 +169,21 @@ def test_a_run_that_is_killed_twenty_times_ends_bit_equal(pairs: Dataset, tmp_pa
 
     def start(output: str) -> subprocess.Popen:
         command = [sys.executable, tmp_path / "train.py", tmp_path, tmp_path / output]
-        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=1)
+        return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, bufsize=1)
 
-    whole = start("whole")
-    assert whole.wait() == 0, whole.stderr.read()
+    with start("whole") as whole:
+        whole.communicate()
+    assert whole.returncode == 0
 
     output = tmp_path / "killed"
-    kills = reached = 0
-    while kills < 20:
-        process = start("killed")
-        moment = chance.randint(2, 4)
-        for line in process.stdout:
-            if line.startswith("update"):
-                moment -= 1
-                if moment == 0:
-                    break
-        time.sleep(chance.random() * 0.06)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        kills += 1
+    reached = 0
+    for _ in range(20):
+        with start("killed") as process:
+            updates = (line for line in process.stdout if line.startswith("update"))
+            for _ in range(chance.randint(2, 4)):
+                next(updates)
+            time.sleep(chance.random() * 0.06)
+            process.send_signal(signal.SIGKILL)
         named = sorted(output.glob("checkpoint-*"))
         assert sorted(complete_checkpoints(output)) == named
         for checkpoint in named:
@@ -195,13 +191,11 @@ def test_a_run_that_is_killed_twenty_times_ends_bit_equal(pairs: Dataset, tmp_pa
                 torch.load(checkpoint / name, weights_only=False)
             json.loads((checkpoint / "trainer_state.json").read_text())
         last = int(complete_checkpoints(output)[-1].name.split("-")[1])
-        assert last > reached
+        assert reached < last < 100
         reached = last
-        if last > 55:
-            break
-    assert kills >= 15
-    process = start("killed")
-    assert process.wait() == 0, process.stderr.read()
+    with start("killed") as process:
+        process.communicate()
+    assert process.returncode == 0
     expected, actual = (load_file(tmp_path / run / "final" / "model.safetensors") for run in ("whole", "killed"))
     for name, tensor in expected.items():
         assert torch.equal(actual[name], tensor), name

@@ -3,11 +3,15 @@
 import copy
 import itertools
 
+import numpy as np
 import pytest
+import sacrebleu
 import torch
 from datasets import Dataset
+from peft import LoraConfig, get_peft_model
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.testing import assert_close
-from transformers import DataCollatorForSeq2Seq, Seq2SeqTrainer, Seq2SeqTrainingArguments
+from transformers import DataCollatorForSeq2Seq, EarlyStoppingCallback, Seq2SeqTrainer, Seq2SeqTrainingArguments
 
 from tests.conftest import Recorder, recipe, tiny_model
 from vaswani import VaswaniForConditionalGeneration, VaswaniTokenizer, demo
@@ -183,3 +187,80 @@ def test_a_budget_that_no_pair_fits_is_an_error(pairs: Dataset, tmp_path) -> Non
     trainer, _ = recipe(tmp_path, pairs=pairs, source_tokens=1, target_tokens=1)
     with pytest.raises(ValueError, match="No pair of the train_dataset fits into a batch"):
         trainer.train()
+
+
+# --- options of the Trainer that work unchanged, each once
+
+
+def test_bf16_and_gradient_checkpointing_follow_plain_training(pairs: Dataset, tmp_path) -> None:
+    losses = {}
+    for name, options in {
+        "plain": {},
+        "bf16": {"bf16": True},
+        "checkpointed": {"gradient_checkpointing": True},
+    }.items():
+        trainer, recorder = recipe(tmp_path, pairs=pairs, max_steps=6, learning_rate=1e-3, **options)
+        trainer.train()
+        losses[name] = recorder.losses
+    assert losses["checkpointed"] == pytest.approx(losses["plain"], rel=1e-5)
+    assert losses["bf16"] == pytest.approx(losses["plain"], rel=0.02)
+    assert losses["bf16"] != losses["plain"]
+
+
+@pytest.mark.process
+def test_a_compiled_model_trains_alike(pairs: Dataset, tmp_path) -> None:
+    losses = {}
+    for compiled in (False, True):
+        trainer, recorder = recipe(tmp_path, pairs=pairs, max_steps=3, learning_rate=1e-3, torch_compile=compiled)
+        trainer.train()
+        losses[compiled] = recorder.losses
+    assert losses[True] == pytest.approx(losses[False], rel=1e-4)
+
+
+def test_training_stops_early_when_nothing_improves(pairs: Dataset, tmp_path) -> None:
+    options = {
+        "eval_strategy": "steps",
+        "eval_steps": 2,
+        "save_strategy": "steps",
+        "save_steps": 2,
+        "load_best_model_at_end": True,
+        "metric_for_best_model": "loss",
+        "greater_is_better": True,  # so that a falling loss is no improvement
+    }
+    trainer, _ = recipe(tmp_path, pairs=pairs, eval_dataset=pairs.select(range(50)), **options)
+    trainer.add_callback(EarlyStoppingCallback(early_stopping_patience=2))
+    trainer.train()
+    assert trainer.state.global_step == 6
+
+
+def test_translations_are_scored_while_training(pairs: Dataset, tokenizer: VaswaniTokenizer, tmp_path) -> None:
+    def bleu(predictions) -> dict[str, float]:
+        texts = [
+            tokenizer.batch_decode(np.where(ids == -100, 0, ids), skip_special_tokens=True)
+            for ids in (predictions.predictions, predictions.label_ids)
+        ]
+        return {"bleu": sacrebleu.corpus_bleu(texts[0], [texts[1]], tokenize="char").score}
+
+    options = {"predict_with_generate": True, "generation_max_length": 60, "per_device_eval_batch_size": 20}
+    few = pairs.select(range(40))
+    trainer, _ = recipe(tmp_path, pairs=few, eval_dataset=few, max_steps=150, learning_rate=5e-3, **options)
+    trainer.compute_metrics = bleu
+    before = trainer.evaluate()["eval_bleu"]
+    trainer.train()
+    assert trainer.evaluate()["eval_bleu"] > before + 10
+
+
+def test_tensorboard_gets_the_losses(pairs: Dataset, tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "board"))
+    trainer, recorder = recipe(tmp_path, pairs=pairs, max_steps=3, report_to="tensorboard")
+    trainer.train()
+    events = EventAccumulator(str(tmp_path / "board")).Reload()
+    assert [event.value for event in events.Scalars("train/loss")] == pytest.approx(recorder.losses)
+
+
+def test_lora_trains_through_the_recipe(pairs: Dataset, tmp_path) -> None:
+    adapted = get_peft_model(tiny_model(vocab_size=400), LoraConfig(target_modules=["q_proj", "v_proj"], r=2))
+    trainer, recorder = recipe(tmp_path, adapted, pairs, max_steps=8, learning_rate=1e-2, save_minutes=10)
+    trainer.train()
+    assert recorder.losses[-1] < recorder.losses[0]
+    assert (tmp_path / "checkpoint-8" / "adapter_model.safetensors").is_file()

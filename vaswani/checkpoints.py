@@ -48,13 +48,16 @@ def complete_checkpoints(folder: str | os.PathLike[str]) -> list[Path]:
 
 
 def _is_complete(checkpoint: Path) -> bool:
-    if not (checkpoint / TRAINER_STATE).is_file():
+    weights = list(checkpoint.glob("*.safetensors"))
+    if not weights or not (checkpoint / TRAINER_STATE).is_file():
         return False
     try:
-        with safe_open(checkpoint / SAFE_WEIGHTS_NAME, "pt"):
-            return True
-    except (FileNotFoundError, SafetensorError):
+        for path in weights:
+            with safe_open(path, "pt"):
+                pass
+    except SafetensorError:
         return False
+    return True
 
 
 def publish(finished: Path, checkpoint: Path) -> None:
