@@ -10,9 +10,9 @@ import torch
 from datasets import Dataset
 from transformers import TrainerCallback
 
+from tests.numbers_corpus import number_corpus
 from vaswani import VaswaniConfig, VaswaniForConditionalGeneration, VaswaniTokenizer
 from vaswani.data import load_corpus, tokenize
-from vaswani.demo import number_corpus
 from vaswani.training import VaswaniTrainer, VaswaniTrainingArguments
 
 VOCAB_SIZE = 41

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from tests.numbers_corpus import number_corpus
 from vaswani import VaswaniTokenizer
-from vaswani.demo import number_corpus
 
 DIFFICULT = [
     "",

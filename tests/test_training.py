@@ -14,7 +14,8 @@ from torch.testing import assert_close
 from transformers import DataCollatorForSeq2Seq, EarlyStoppingCallback, Seq2SeqTrainer, Seq2SeqTrainingArguments
 
 from tests.conftest import Recorder, recipe, tiny_model
-from vaswani import VaswaniForConditionalGeneration, VaswaniTokenizer, demo
+from tests.numbers_corpus import number_corpus
+from vaswani import VaswaniForConditionalGeneration, VaswaniTokenizer
 from vaswani.batching import PairCollator, TokenBudgetSampler
 from vaswani.training import VaswaniTrainer, VaswaniTrainingArguments, inverse_sqrt_factor, lengths_of
 
@@ -22,7 +23,7 @@ from vaswani.training import VaswaniTrainer, VaswaniTrainingArguments, inverse_s
 def trainer_for(
     model: VaswaniForConditionalGeneration, tokenizer: VaswaniTokenizer, folder, **options: object
 ) -> Seq2SeqTrainer:
-    pairs = demo.number_corpus(8, seed=5)
+    pairs = number_corpus(8, seed=5)
     examples = [dict(tokenizer(pair["en"], text_target=pair["de"])) for pair in pairs]
     defaults = {"report_to": "none", "use_cpu": True, "dataloader_pin_memory": False, "save_strategy": "no"}
     return Seq2SeqTrainer(
@@ -65,6 +66,18 @@ def test_the_trainer_reports_the_loss_without_smoothing(tokenizer: VaswaniTokeni
     batch = trainer.data_collator(list(trainer.eval_dataset))
     expected = torch.nn.functional.cross_entropy(model.eval()(**batch).logits.flatten(0, 1), batch["labels"].flatten())
     assert_close(metrics["eval_loss"], expected.item(), rtol=1e-5, atol=0)
+
+
+def test_the_plain_trainer_saves_and_resumes_bit_equal(tokenizer: VaswaniTokenizer, tmp_path) -> None:
+    options = {"num_train_epochs": 3, "per_device_train_batch_size": 2, "save_strategy": "steps", "save_steps": 6}
+    trained = []
+    for checkpoint in (None, str(tmp_path / "checkpoint-6")):
+        model = tiny_model(vocab_size=len(tokenizer), dropout=0.3)
+        trainer = trainer_for(model, tokenizer, tmp_path, **options)
+        trainer.train(resume_from_checkpoint=checkpoint)
+        trained.append(model.state_dict())
+    for name, tensor in trained[0].items():
+        assert torch.equal(trained[1][name], tensor), name
 
 
 # --- the paper's recipe

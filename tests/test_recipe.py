@@ -1,0 +1,150 @@
+"""The command `vaswani train`: recipes in YAML and options, mistakes before any work, Ctrl-C, and what is left."""
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+from tests.numbers_corpus import number_corpus
+from vaswani.checkpoints import complete_checkpoints
+from vaswani.cli import main
+from vaswani.recipe import parse_recipe
+
+MODEL = {"d_model": 16, "d_ff": 32, "encoder_layers": 1, "decoder_layers": 1, "num_attention_heads": 2}
+
+
+@pytest.fixture
+def written(tmp_path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Write a corpus and a recipe for a tiny model."""
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    for name, seed in (("train", 0), ("valid", 1)):
+        pairs = number_corpus(200, seed=seed)
+        (tmp_path / f"{name}.tsv").write_text("".join(f"{pair['en']}\t{pair['de']}\n" for pair in pairs))
+    recipe = {
+        "train": [str(tmp_path / "train.tsv")],
+        "valid": [str(tmp_path / "valid.tsv")],
+        "preset": "tiny",
+        "model_config": json.dumps(MODEL),
+        "vocab_size": 320,
+        "source_tokens": 600,
+        "target_tokens": 600,
+        "max_steps": 8,
+        "warmup_steps": 4,
+        "logging_steps": 1,
+        "eval_strategy": "steps",
+        "eval_steps": 4,
+        "report_to": "none",
+        "use_cpu": True,
+        "dataloader_pin_memory": False,
+        "output_dir": str(tmp_path / "run"),
+    }
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    return tmp_path
+
+
+def test_a_recipe_leaves_a_folder_with_everything(written: Path, capsys: pytest.CaptureFixture) -> None:
+    main(["train", str(written / "recipe.yaml"), "--max_steps", "6", "--average_last", "1"])
+    run = written / "run"
+    model, tokenizer = AutoModelForSeq2SeqLM.from_pretrained(run), AutoTokenizer.from_pretrained(run)
+    assert model.config.d_model == 16
+    assert model.config.vocab_size == len(tokenizer) == 320
+    assert AutoModelForSeq2SeqLM.from_pretrained(run / "averaged").config.d_model == 16
+    assert (run / "learning_curve.png").read_bytes().startswith(b"\x89PNG")
+    saved = yaml.safe_load((run / "recipe.yaml").read_text())
+    assert (saved["max_steps"], saved["preset"], saved["vocab_size"]) == (6, "tiny", 320)
+    assert saved["learning_rate"] == pytest.approx((16 * 4) ** -0.5)
+    options, arguments = parse_recipe([str(run / "recipe.yaml")])
+    assert (options.train, arguments.max_steps) == ([str(written / "train.tsv")], 6)
+    shown = "".join(capsys.readouterr())
+    for word in ("tokens/s", "padding", "loss", "lr", "perplexity", "6 updates in"):
+        assert word in shown
+
+
+def test_options_win_over_the_file_and_the_file_over_defaults(written: Path) -> None:
+    options, arguments = parse_recipe([str(written / "recipe.yaml"), "--vocab_size", "500", "--seed", "7"])
+    assert (options.vocab_size, arguments.seed) == (500, 7)
+    assert (arguments.warmup_steps, arguments.adam_beta2) == (4, 0.98)
+
+
+def refused(words: list[str], capsys: pytest.CaptureFixture) -> str:
+    with pytest.raises(SystemExit) as ending:
+        main(words)
+    assert ending.value.code == 2
+    return capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--max_stesp", "5"], "There is no option 'max_stesp': did you mean 'max_steps'?"),
+        (["--preset", "huge"], "There is no preset 'huge'"),
+        (["--model_config", '{"dropout": 3}'], "dropout=3; it must be a number from 0 to 1"),
+        (["--model_config", '{"droput": 0.3}'], "model_config has unknown fields: ['droput']"),
+        (["--model_config", "dropout"], "model_config='dropout' is no JSON object"),
+        (["--source_tokens", "0"], "source_tokens=0 must be a whole number of at least 1"),
+        (["--train", "nowhere.tsv"], "There is no file nowhere.tsv"),
+        (["--vocab_size", "100"], "vocab_size=100 is too small for this corpus"),
+    ],
+)
+def test_mistakes_are_explained_and_nothing_is_left(
+    words: list[str], message: str, written: Path, capsys: pytest.CaptureFixture
+) -> None:
+    assert message in refused(["train", str(written / "recipe.yaml"), *words], capsys)
+    assert not (written / "run").exists() or not any((written / "run").iterdir())
+
+
+def test_an_unknown_key_of_a_file_is_explained(written: Path, capsys: pytest.CaptureFixture) -> None:
+    (written / "bad.yaml").write_text("vocabulary_size: 5\n")
+    assert "no option 'vocabulary_size': did you mean 'vocab_size'?" in refused(
+        ["train", str(written / "bad.yaml")], capsys
+    )
+
+
+def test_a_run_is_not_overwritten_but_resumed(written: Path, capsys: pytest.CaptureFixture) -> None:
+    recipe = ["train", str(written / "recipe.yaml")]
+    main([*recipe, "--max_steps", "4"])
+    assert "has checkpoints already: add --resume" in refused(recipe, capsys)
+    main([*recipe, "--resume"])
+    whole = [*recipe, "--output_dir", str(written / "whole")]
+    main(whole)
+    resumed, expected = (load_file(written / run / "model.safetensors") for run in ("run", "whole"))
+    for name, tensor in expected.items():
+        assert torch.equal(resumed[name], tensor), name
+
+
+def test_average_takes_the_last_of_a_run_or_those_that_are_named(written: Path, capsys: pytest.CaptureFixture) -> None:
+    main(["train", str(written / "recipe.yaml"), "--save_strategy", "steps", "--save_steps", "2"])
+    run = written / "run"
+    main(["average", str(run), "--last", "2", "--output", str(written / "two")])
+    named = [str(run / f"checkpoint-{number}") for number in (6, 8)]
+    main(["average", *named, "--output", str(written / "named")])
+    assert (written / "two" / "model.safetensors").read_bytes() == (
+        written / "named" / "model.safetensors"
+    ).read_bytes()
+    assert "Averaged checkpoint-6, checkpoint-8 into" in capsys.readouterr().out
+    assert "has 4 complete checkpoints, not 5" in refused(["average", str(run), "--output", str(written / "x")], capsys)
+    assert "overwrites nothing" in refused(["average", *named, "--output", str(written / "two")], capsys)
+
+
+@pytest.mark.process
+def test_ctrl_c_leaves_a_checkpoint_and_says_how_to_go_on(written: Path) -> None:
+    command = [sys.executable, "-m", "vaswani.cli", "train", written / "recipe.yaml", "--max_steps", "100000"]
+    code = "import sys; from vaswani.cli import main; main(sys.argv[1:])"
+    command = [sys.executable, "-c", code, *command[3:]]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        seen = ""
+        while "update/s" not in seen:
+            seen += process.stderr.read(64)
+        process.send_signal(signal.SIGINT)
+        seen += process.stderr.read()
+    assert process.returncode == 0, seen
+    assert "Saving a checkpoint after this update, then stopping." in seen
+    assert "The same command with --resume goes on." in seen
+    assert len(complete_checkpoints(written / "run")) == 1

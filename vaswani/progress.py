@@ -1,0 +1,163 @@
+"""The progress: what a person sees while a model trains, and the picture at the end."""
+
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm.auto import tqdm
+from transformers import Trainer, TrainerCallback, TrainerState
+
+from .modeling_vaswani import IGNORED
+
+
+class ProgressBar(TrainerCallback):
+    """Show update, tokens a second, loss, perplexity, learning rate and padding share in one line.
+
+    Parameters
+    ----------
+    trainer : Trainer
+        The trainer whose batches are counted.
+
+    Notes
+    -----
+    Tokens are target tokens without padding, of this process times the number of processes.
+    """
+
+    def __init__(self, trainer: Trainer) -> None:
+        self.bar: Any = None
+        self.tokens = self.cells = self.pads = 0
+        self.shown: dict[str, str] = {}
+        step = trainer.training_step
+
+        def counted_step(model: torch.nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> torch.Tensor:
+            if self.bar is not None:
+                self._count(inputs)
+            return step(model, inputs, *args, **kwargs)
+
+        trainer.training_step = counted_step  # type: ignore[method-assign]
+
+    def _count(self, inputs: dict[str, Any]) -> None:
+        targets = int((inputs["labels"] != IGNORED).sum())
+        real = targets + int(inputs["attention_mask"].sum())
+        cells = inputs["labels"].numel() + inputs["input_ids"].numel()
+        self.tokens, self.cells, self.pads = self.tokens + targets, self.cells + cells, self.pads + cells - real
+
+    def on_train_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
+        """Begin the line.
+
+        Parameters
+        ----------
+        args : Any
+            The trainer's arguments.
+        state : TrainerState
+            Where training stands.
+        control : Any
+            Not used.
+        **kwargs : Any
+            Not used.
+        """
+        if state.is_world_process_zero and not args.disable_tqdm:
+            self.bar = tqdm(total=state.max_steps, initial=state.global_step, unit="update", dynamic_ncols=True)
+            self.start = time.monotonic()
+
+    def on_step_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
+        """Move the line on.
+
+        Parameters
+        ----------
+        args : Any
+            The trainer's arguments.
+        state : TrainerState
+            Where training stands.
+        control : Any
+            Not used.
+        **kwargs : Any
+            Not used.
+        """
+        if self.bar is not None:
+            rate = self.tokens * args.world_size / (time.monotonic() - self.start)
+            self.shown |= {"tokens/s": f"{rate:,.0f}", "padding": f"{self.pads / self.cells:.1%}"}
+            self.bar.update(state.global_step - self.bar.n)
+            self.bar.set_postfix(self.shown, refresh=False)
+
+    def on_log(self, args: Any, state: TrainerState, control: Any, logs: Any = None, **kwargs: Any) -> None:  # noqa: ARG002
+        """Show the newest figures.
+
+        Parameters
+        ----------
+        args : Any
+            The trainer's arguments.
+        state : TrainerState
+            Where training stands.
+        control : Any
+            Not used.
+        logs : Any, default=None
+            The figures.
+        **kwargs : Any
+            Not used.
+        """
+        if self.bar is None or not logs:
+            return
+        if "loss" in logs:
+            self.shown |= {"loss": f"{logs['loss']:.3f}", "lr": f"{logs['learning_rate']:.2e}"}
+        if "eval_loss" in logs:
+            self.shown["perplexity"] = f"{math.exp(min(logs['eval_loss'], 50)):.2f}"
+            self.bar.write(
+                f"update {state.global_step:,}: perplexity {self.shown['perplexity']} on the validation corpus"
+            )
+
+    def on_train_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
+        """End the line and sum up.
+
+        Parameters
+        ----------
+        args : Any
+            The trainer's arguments.
+        state : TrainerState
+            Where training stands.
+        control : Any
+            Not used.
+        **kwargs : Any
+            Not used.
+        """
+        if self.bar is not None:
+            minutes = (time.monotonic() - self.start) / 60
+            self.bar.close()
+            self.bar.write(
+                f"{state.global_step:,} updates in {minutes:.1f} minutes; "
+                + ", ".join(f"{name} {value}" for name, value in self.shown.items())
+            )
+            self.bar = None
+
+
+def draw_learning_curve(log_history: list[dict[str, Any]], path: Path) -> None:
+    """Draw the losses of a run against its updates.
+
+    Parameters
+    ----------
+    log_history : list[dict[str, Any]]
+        The trainer's log.
+    path : Path
+        File for the picture.
+    """
+    import matplotlib as mpl  # here, because it takes a second to import
+
+    mpl.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(8, 4.5), layout="constrained")
+    for name, label in (("loss", "training, smoothed targets"), ("eval_loss", "validation, log of the perplexity")):
+        points = [(entry["step"], entry[name]) for entry in log_history if name in entry]
+        if points:
+            axes.plot(*zip(*points, strict=True), label=label, marker="o" if len(points) < 30 else None)
+    axes.set(xlabel="updates", ylabel="loss (nats per target token)")
+    axes.grid(alpha=0.3)
+    if axes.lines:
+        axes.legend()
+    figure.savefig(path, dpi=150)
+    pyplot.close(figure)
+
+
+__all__ = ["ProgressBar", "draw_learning_curve"]

@@ -1,0 +1,249 @@
+"""The recipe: one run, from a corpus to a trained folder, with everything that it was made from beside it."""
+
+import dataclasses
+import difflib
+import json
+import os
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import yaml
+from transformers import AutoTokenizer, HfArgumentParser, TrainerCallback, TrainerControl, set_seed
+from transformers.trainer_callback import PrinterCallback, ProgressCallback
+from transformers.utils import logging
+
+from .checkpoints import complete_checkpoints
+from .configuration_vaswani import VaswaniConfig
+from .data import clean, load_corpus, tokenize
+from .modeling_vaswani import VaswaniForConditionalGeneration
+from .presets import preset
+from .progress import ProgressBar, draw_learning_curve
+from .tokenization_vaswani import VaswaniTokenizer
+from .training import VaswaniTrainer, VaswaniTrainingArguments
+
+logger = logging.get_logger(__name__)
+
+RECIPE_FILE = "recipe.yaml"
+
+
+@dataclass
+class CorpusOptions:
+    """Hold what a run is made from: corpora, vocabulary and model.
+
+    Parameters
+    ----------
+    train : list[str]
+        Corpus to train on: two aligned files, a .tsv or .jsonl file, a folder, or a name on the Hub.
+    valid : list[str] | None, default=None
+        Corpus to evaluate on, in the same forms.
+    source_language : str, default="en"
+        Key of the source in translations.
+    target_language : str, default="de"
+        Key of the target in translations.
+    dataset_config : str | None, default=None
+        Name of a configuration of the data set, such as "de-en".
+    streaming : bool, default=False
+        Read the corpus while training, for corpora larger than disk or memory.
+    preset : str, default="base"
+        The model, by the name of a preset.
+    model_config : str | None, default=None
+        Fields of the model's configuration that differ, as a JSON object.
+    tokenizer : str | None, default=None
+        Folder or Hub name of a tokenizer; by default one is learned from the corpus.
+    vocab_size : int, default=37000
+        Entries of a learned vocabulary.
+    max_length : int | None, default=None
+        Drop pairs with a longer side, in tokens.
+    max_ratio : float | None, default=None
+        Drop pairs with one side so many times as long as the other.
+    drop_duplicates : bool, default=False
+        Drop pairs that occurred before.
+    num_proc : int | None, default=None
+        Processes that tokenise.
+    resume : bool, default=False
+        Go on from the last complete checkpoint of the output folder.
+    """
+
+    train: list[str] = field(metadata={"help": "Two aligned files, a .tsv or .jsonl file, a folder, or a Hub name."})
+    valid: list[str] | None = field(default=None, metadata={"help": "Corpus to evaluate on, in the same forms."})
+    source_language: str = field(default="en", metadata={"help": "Key of the source in translations."})
+    target_language: str = field(default="de", metadata={"help": "Key of the target in translations."})
+    dataset_config: str | None = field(default=None, metadata={"help": "Configuration of a data set, such as de-en."})
+    streaming: bool = field(default=False, metadata={"help": "Read the corpus while training."})
+    preset: str = field(default="base", metadata={"help": "The model: base, big, tiny, or a row of Table 3."})
+    model_config: str | None = field(default=None, metadata={"help": "Fields of the model that differ, as JSON."})
+    tokenizer: str | None = field(default=None, metadata={"help": "A tokenizer's folder or name (default: learn one)."})
+    vocab_size: int = field(default=37_000, metadata={"help": "Entries of a learned vocabulary."})
+    max_length: int | None = field(default=None, metadata={"help": "Drop pairs with a longer side, in tokens."})
+    max_ratio: float | None = field(default=None, metadata={"help": "Drop pairs with one side so many times as long."})
+    drop_duplicates: bool = field(default=False, metadata={"help": "Drop pairs that occurred before."})
+    num_proc: int | None = field(default=None, metadata={"help": "Processes that tokenise."})
+    resume: bool = field(default=False, metadata={"help": "Go on from the last complete checkpoint."})
+
+
+def parse_recipe(words: Sequence[str]) -> tuple[CorpusOptions, VaswaniTrainingArguments]:
+    """Read a recipe from a YAML file, from options, or from both, where options win.
+
+    Parameters
+    ----------
+    words : Sequence[str]
+        Words of a command line; the first may be the path of a `.yaml` file.
+
+    Returns
+    -------
+    tuple[CorpusOptions, VaswaniTrainingArguments]
+        What the run is made from, and how it trains.
+
+    Raises
+    ------
+    ValueError
+        If an option or a key is unknown, with the one it resembles, or a value is impossible.
+    """
+    kinds: Any = [CorpusOptions, VaswaniTrainingArguments]
+    parser = HfArgumentParser(kinds, prog="vaswani train", allow_abbrev=False)
+    actions = {action.dest: action for action in parser._actions}
+    words = list(words)
+    if words and words[0].endswith((".yaml", ".yml")):
+        given = yaml.safe_load(Path(words.pop(0)).read_text(encoding="utf-8")) or {}
+        for key in given:
+            if key not in actions:
+                raise ValueError(_unknown(key, actions))
+            actions[key].required = False
+        parser.set_defaults(**given)
+    for word in words:
+        name = word.removeprefix("--").split("=")[0].replace("-", "_")
+        if word.startswith("--") and name not in actions and name.removeprefix("no_") not in actions:
+            raise ValueError(_unknown(name, actions))
+    options, arguments = parser.parse_args_into_dataclasses(words)
+    return options, arguments
+
+
+def _unknown(name: str, known: dict[str, Any]) -> str:
+    close = difflib.get_close_matches(name, known, n=1)
+    return f"There is no option {name!r}" + (f": did you mean {close[0]!r}?" if close else ".")
+
+
+def run_recipe(options: CorpusOptions, arguments: VaswaniTrainingArguments) -> VaswaniTrainer:
+    """Train from scratch as a recipe says, and leave a folder that loads by the Auto classes.
+
+    Parameters
+    ----------
+    options : CorpusOptions
+        What the run is made from.
+    arguments : VaswaniTrainingArguments
+        How it trains; `output_dir` gets the model, the tokenizer, the recipe and the learning curve.
+
+    Returns
+    -------
+    VaswaniTrainer
+        The trainer, with its model and its log.
+
+    Raises
+    ------
+    ValueError
+        If the recipe does not fit together, before any work starts.
+    """
+    output = Path(str(arguments.output_dir))
+    changes = _model_changes(options)
+    if complete_checkpoints(output) and not options.resume:
+        raise ValueError(f"{output} has checkpoints already: add --resume to go on, or choose another output_dir.")
+    set_seed(arguments.seed)
+
+    train = _load(options.train, options, arguments)
+    tokenizer = _tokenizer(train, options, output)
+    train = tokenize(train, tokenizer, options.num_proc)
+    train = clean(train, options.max_length, options.max_ratio, options.drop_duplicates)
+    valid = None
+    if options.valid is not None:
+        valid = tokenize(_load(options.valid, options, arguments, split="validation"), tokenizer, options.num_proc)
+
+    model = VaswaniForConditionalGeneration(preset(options.preset, vocab_size=len(tokenizer), **changes))
+    trainer = VaswaniTrainer(model, arguments, train_dataset=train, eval_dataset=valid, processing_class=tokenizer)
+    trainer.remove_callback(PrinterCallback)
+    trainer.remove_callback(ProgressCallback)
+    trainer.add_callback(ProgressBar(trainer))
+    interruption = _Interruption()
+    trainer.add_callback(interruption)
+    if arguments.should_save:
+        output.mkdir(parents=True, exist_ok=True)
+        tokenizer.save_pretrained(output)
+        _save_recipe(output, options, arguments)
+    trainer.train(resume_from_checkpoint=options.resume and bool(complete_checkpoints(output)))
+    if arguments.should_save:
+        draw_learning_curve(trainer.state.log_history, output / "learning_curve.png")
+    if interruption.happened:
+        logger.warning(f"Stopped at update {trainer.state.global_step}. The same command with --resume goes on.")
+    else:
+        trainer.save_model()
+    return trainer
+
+
+def _model_changes(options: CorpusOptions) -> dict[str, Any]:
+    """Read the changes of the model, and try them, before any work starts."""
+    try:
+        changes = json.loads(options.model_config) if options.model_config else {}
+    except json.JSONDecodeError as error:
+        raise ValueError(f"model_config={options.model_config!r} is no JSON object: {error}.") from None
+    if not isinstance(changes, dict):
+        raise ValueError(f"model_config={options.model_config!r} is no JSON object.")
+    if unknown := changes.keys() - VaswaniConfig.__annotations__.keys():
+        raise ValueError(f"model_config has unknown fields: {sorted(unknown)}.")
+    preset(options.preset, **changes)
+    return changes
+
+
+def _load(corpus: list[str], options: CorpusOptions, arguments: VaswaniTrainingArguments, split: str = "train") -> Any:
+    """Load a corpus; of several processes on a machine, the first prepares it for the others."""
+    named = {"name": options.dataset_config} if options.dataset_config else {}
+    keys = {"source_language": options.source_language, "target_language": options.target_language}
+    paths: Any = corpus if len(corpus) != 1 else corpus[0]
+    if len(corpus) == 1 and not os.path.isfile(corpus[0]):
+        named["split"] = split
+    with arguments.main_process_first(desc="loading the corpus"):
+        return load_corpus(paths, **keys, streaming=options.streaming, **named)
+
+
+def _tokenizer(corpus: Any, options: CorpusOptions, output: Path) -> Any:
+    """Load the tokenizer that the recipe names, or that an earlier part of the run learned, or learn it."""
+    if options.tokenizer is not None:
+        return AutoTokenizer.from_pretrained(options.tokenizer)
+    if options.resume and (output / "tokenizer.json").is_file():
+        return AutoTokenizer.from_pretrained(output)
+    return VaswaniTokenizer.learn(corpus, options.vocab_size)
+
+
+def _save_recipe(output: Path, options: CorpusOptions, arguments: VaswaniTrainingArguments) -> None:
+    """Save every option, those that were left to their defaults too."""
+    resolved = {**dataclasses.asdict(options), **arguments.to_dict()}
+    known = {entry.name for entry in (*dataclasses.fields(options), *dataclasses.fields(arguments)) if entry.init}
+    plain = json.loads(json.dumps({name: value for name, value in resolved.items() if name in known}, default=str))
+    (output / RECIPE_FILE).write_text(yaml.safe_dump(plain, sort_keys=False, allow_unicode=True), encoding="utf-8")
+
+
+class _Interruption(TrainerCallback):
+    """Turn the first Ctrl-C into a checkpoint and an orderly end; a second one ends at once."""
+
+    def __init__(self) -> None:
+        self.happened = False
+
+    def on_train_begin(self, *_: Any, **__: Any) -> None:
+        self.previous = signal.signal(signal.SIGINT, self._notice)
+
+    def _notice(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
+        self.happened = True
+        signal.signal(signal.SIGINT, self.previous)
+        logger.warning("Saving a checkpoint after this update, then stopping.")
+
+    def on_step_end(self, args: Any, state: Any, control: TrainerControl, **_: Any) -> None:  # noqa: ARG002
+        if self.happened:
+            control.should_save = control.should_training_stop = True
+
+    def on_train_end(self, *_: Any, **__: Any) -> None:
+        signal.signal(signal.SIGINT, self.previous)
+
+
+__all__ = ["CorpusOptions", "parse_recipe", "run_recipe"]
