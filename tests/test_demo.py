@@ -43,7 +43,7 @@ def test_the_verb_is_second_in_main_clauses_and_last_in_subordinate_ones() -> No
 def test_the_corpus_has_no_source_twice_and_many_words() -> None:
     pairs = Grammar().corpus(20_300)
     assert len({pair["en"] for pair in pairs}) == len(pairs)
-    assert len({word for pair in pairs for word in pair["de"].split()}) >= 2000
+    assert len({word.strip(".,") for pair in pairs for word in pair["de"].split()}) >= 2000
     assert pairs[:100] == Grammar().corpus(100)
     assert pairs[:100] != Grammar(seed=1).corpus(100)
 

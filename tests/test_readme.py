@@ -28,9 +28,10 @@ def test_the_code_of_the_readme_runs_from_top_to_bottom(tmp_path) -> None:
     assert (tmp_path / "greeter-with-code" / "modeling_vaswani.py").exists()
 
 
-def test_the_readme_has_its_two_commands() -> None:
+def test_the_readme_has_its_commands() -> None:
     commands = re.findall(r"```bash\n(.*?)\n```", README, re.DOTALL)
     assert commands == [
         "pip install -c constraints.txt . && vaswani demo",
+        "vaswani train --train train.en train.de --valid valid.en valid.de --preset base --output_dir run",
         'pip install -c constraints.txt ".[test]" && pytest',
     ]

@@ -41,7 +41,7 @@ def run(output: Path = Path("vaswani-demo"), steps: int = 500) -> dict[str, floa
         raise FileExistsError(f"{output} exists already: delete it, or choose another folder with --output.")
     pairs = Grammar().corpus(TRAINING_PAIRS + HELD_OUT_PAIRS)
     training, held_out = pairs[:TRAINING_PAIRS], pairs[TRAINING_PAIRS:]
-    words = {word for pair in training for sentence in pair.values() for word in sentence.split()}
+    words = {word.strip(".,") for pair in training for sentence in pair.values() for word in sentence.split()}
     print(f"{len(training):,} pairs of sentences with {len(words):,} different words; {len(held_out)} held out")
 
     output.mkdir(parents=True, exist_ok=True)
