@@ -103,6 +103,9 @@ def test_the_trainer_keeps_the_last_checkpoints_and_averages_them(pairs: Dataset
     averaged = load_file(tmp_path / "averaged" / "model.safetensors")
     for name, tensor in averaged.items():
         assert torch.equal(tensor, ((weights[0][name].double() + weights[1][name]) / 2).float())
+    again, _ = recipe(tmp_path, pairs=pairs, **options)
+    with pytest.raises(FileExistsError, match="averaged exists already: move it"):
+        again.train(resume_from_checkpoint=True)
 
 
 def test_checkpoints_are_written_by_the_clock_and_at_the_end(pairs: Dataset, tmp_path) -> None:

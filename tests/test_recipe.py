@@ -135,9 +135,9 @@ def test_average_takes_the_last_of_a_run_or_those_that_are_named(written: Path, 
 
 @pytest.mark.process
 def test_ctrl_c_leaves_a_checkpoint_and_says_how_to_go_on(written: Path) -> None:
-    command = [sys.executable, "-m", "vaswani.cli", "train", written / "recipe.yaml", "--max_steps", "100000"]
     code = "import sys; from vaswani.cli import main; main(sys.argv[1:])"
-    command = [sys.executable, "-c", code, *command[3:]]
+    words = ["train", written / "recipe.yaml", "--max_steps", "100000", "--average_last", "1"]
+    command = [sys.executable, "-c", code, *words]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         seen = ""
         while "update/s" not in seen:
@@ -148,3 +148,4 @@ def test_ctrl_c_leaves_a_checkpoint_and_says_how_to_go_on(written: Path) -> None
     assert "Saving a checkpoint after this update, then stopping." in seen
     assert "The same command with --resume goes on." in seen
     assert len(complete_checkpoints(written / "run")) == 1
+    assert not (written / "run" / "averaged").exists()

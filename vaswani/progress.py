@@ -45,37 +45,13 @@ class ProgressBar(TrainerCallback):
         self.tokens, self.cells, self.pads = self.tokens + targets, self.cells + cells, self.pads + cells - real
 
     def on_train_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
-        """Begin the line.
-
-        Parameters
-        ----------
-        args : Any
-            The trainer's arguments.
-        state : TrainerState
-            Where training stands.
-        control : Any
-            Not used.
-        **kwargs : Any
-            Not used.
-        """
+        """Begin the line."""
         if state.is_world_process_zero and not args.disable_tqdm:
             self.bar = tqdm(total=state.max_steps, initial=state.global_step, unit="update", dynamic_ncols=True)
             self.start = time.monotonic()
 
     def on_step_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
-        """Move the line on.
-
-        Parameters
-        ----------
-        args : Any
-            The trainer's arguments.
-        state : TrainerState
-            Where training stands.
-        control : Any
-            Not used.
-        **kwargs : Any
-            Not used.
-        """
+        """Move the line on."""
         if self.bar is not None:
             rate = self.tokens * args.world_size / (time.monotonic() - self.start)
             self.shown |= {"tokens/s": f"{rate:,.0f}", "padding": f"{self.pads / self.cells:.1%}"}
@@ -83,21 +59,7 @@ class ProgressBar(TrainerCallback):
             self.bar.set_postfix(self.shown, refresh=False)
 
     def on_log(self, args: Any, state: TrainerState, control: Any, logs: Any = None, **kwargs: Any) -> None:  # noqa: ARG002
-        """Show the newest figures.
-
-        Parameters
-        ----------
-        args : Any
-            The trainer's arguments.
-        state : TrainerState
-            Where training stands.
-        control : Any
-            Not used.
-        logs : Any, default=None
-            The figures.
-        **kwargs : Any
-            Not used.
-        """
+        """Show the newest figures."""
         if self.bar is None or not logs:
             return
         if "loss" in logs:
@@ -109,19 +71,7 @@ class ProgressBar(TrainerCallback):
             )
 
     def on_train_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
-        """End the line and sum up.
-
-        Parameters
-        ----------
-        args : Any
-            The trainer's arguments.
-        state : TrainerState
-            Where training stands.
-        control : Any
-            Not used.
-        **kwargs : Any
-            Not used.
-        """
+        """End the line and sum up."""
         if self.bar is not None:
             minutes = (time.monotonic() - self.start) / 60
             self.bar.close()

@@ -241,6 +241,7 @@ class _Interruption(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: TrainerControl, **_: Any) -> None:  # noqa: ARG002
         if self.happened:
             control.should_save = control.should_training_stop = True
+            args.average_last = 0  # that is for the end of the run
 
     def on_train_end(self, *_: Any, **__: Any) -> None:
         signal.signal(signal.SIGINT, self.previous)

@@ -180,10 +180,13 @@ class VaswaniTrainer(Seq2SeqTrainer):
         TrainOutput
             The number of updates, the mean loss and further figures.
         """
+        folder = Path(self._get_output_dir(None))
+        averaged = folder / "averaged"
+        if self.args.average_last and averaged.exists():
+            raise FileExistsError(f"{averaged} exists already: move it, for the average of this run goes there.")
         output = super().train(*args, **kwargs)
         if self.args.average_last and self.args.should_save:
-            folder = Path(self._get_output_dir(None))
-            average_checkpoints(complete_checkpoints(folder)[-self.args.average_last :], folder / "averaged")
+            average_checkpoints(complete_checkpoints(folder)[-self.args.average_last :], averaged)
         return output
 
     def get_train_dataloader(self) -> DataLoader[Any]:
