@@ -20,7 +20,7 @@ from vaswani.training import VaswaniTrainingArguments
 
 # Sections 5.1 to 5.4 and 6.1. What is not here is the default of VaswaniTrainingArguments: Adam with beta2 0.98 and
 # epsilon 1e-9, warm-up over 4,000 updates, the learning rate by the formula, 25,000 source and 25,000 target tokens an
-# update, no clipping, a checkpoint every 10 minutes.
+# update, no clipping, a checkpoint every 10 minutes, the last 20 kept.
 RECIPES = {
     "base": {"max_steps": 100_000, "average_last": 5},
     "big": {"max_steps": 300_000, "average_last": 20},
@@ -57,7 +57,6 @@ def main() -> None:
     )
     arguments = VaswaniTrainingArguments(
         str(options.output),
-        save_total_limit=20,
         eval_strategy="steps",
         eval_steps=min(5000, recipe["max_steps"]),
         logging_steps=min(100, recipe["max_steps"]),

@@ -89,6 +89,7 @@ def test_the_defaults_are_the_papers_recipe(tmp_path) -> None:
     assert (arguments.adam_beta1, arguments.adam_beta2, arguments.adam_epsilon) == (0.9, 0.98, 1e-9)
     assert (arguments.weight_decay, arguments.max_grad_norm, arguments.label_smoothing_factor) == (0, 0, 0)
     assert (arguments.warmup_steps, arguments.max_steps, arguments.learning_rate) == (4000, 100_000, None)
+    assert (arguments.save_minutes, arguments.save_total_limit) == (10, 20)
 
 
 def papers_rate(step: int, d_model: int, warmup: int) -> float:

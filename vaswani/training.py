@@ -60,6 +60,8 @@ class VaswaniTrainingArguments(Seq2SeqTrainingArguments):
         `save_strategy` decides.
     save_strategy : SaveStrategy | str, default="no"
         Checkpoints by steps or epochs, besides those by the clock.
+    save_total_limit : int | None, default=20
+        How many of the last checkpoints are kept; as many as the paper averaged for its big model.
     average_last : int, default=0
         At the end of training, average so many of the last checkpoints into the folder `averaged`; 0 means none.
     ddp_find_unused_parameters : bool | None, default=False
@@ -86,6 +88,7 @@ class VaswaniTrainingArguments(Seq2SeqTrainingArguments):
     max_grad_norm: float = field(default=0.0, metadata={"help": "Clip gradients to this norm; 0: do not clip."})
     save_minutes: float = field(default=10, metadata={"help": "Minutes between checkpoints; 0: not by the clock."})
     save_strategy: SaveStrategy | str = field(default="no", metadata={"help": "Checkpoints by steps or epochs too."})
+    save_total_limit: int | None = field(default=20, metadata={"help": "How many of the last checkpoints are kept."})
     average_last: int = field(default=0, metadata={"help": "Average so many last checkpoints at the end; 0: none."})
     ddp_find_unused_parameters: bool | None = field(default=False, metadata={"help": "Leave it: all are used."})
 
