@@ -113,9 +113,10 @@ def test_a_stream_begins_alike_every_time() -> None:
     assert list(itertools.islice(stream, 30)) == list(itertools.islice(stream, 30))
 
 
-def test_an_empty_stream_is_an_error() -> None:
-    with pytest.raises(ValueError, match="stream to train on is empty"):
-        next(iter(TokenBudgetStream([], 400, 400)))
+@pytest.mark.parametrize("stream", [[], [{"input_ids": [5] * 500, "labels": [7]}]])
+def test_a_stream_without_a_pair_that_fits_is_an_error(stream: list) -> None:
+    with pytest.raises(ValueError, match="stream to train on is empty, or no pair of it fits"):
+        next(iter(TokenBudgetStream(stream, 400, 400)))
 
 
 @pytest.mark.parametrize("field", ["source_tokens", "target_tokens", "parts"])

@@ -59,6 +59,14 @@ def test_averaging_one_model_with_itself_changes_no_bit(tokenizer: VaswaniTokeni
         assert torch.equal(tensor, load_file(checkpoint / "model.safetensors")[name])
 
 
+def test_a_checkpoint_that_is_named_twice_counts_twice(tokenizer: VaswaniTokenizer, tmp_path) -> None:
+    first, second = make_checkpoints(tmp_path, tokenizer, 2)
+    averaged = average_checkpoints([first, first, second], tmp_path / "averaged")
+    weights = [load_file(path / "model.safetensors") for path in (first, second)]
+    for name, tensor in averaged.items():
+        assert torch.equal(tensor, ((2 * weights[0][name].double() + weights[1][name]) / 3).float())
+
+
 def test_averaging_refuses_what_does_not_fit_and_overwrites_nothing(tokenizer: VaswaniTokenizer, tmp_path) -> None:
     made = make_checkpoints(tmp_path, tokenizer)
     (tmp_path / "taken").mkdir()
@@ -76,6 +84,9 @@ def test_averaging_refuses_what_does_not_fit_and_overwrites_nothing(tokenizer: V
         average_checkpoints(made, tmp_path / "averaged")
     save_file({**weights, "extra": torch.zeros(1)}, made[1] / "model.safetensors")
     with pytest.raises(ValueError, match=r"differ in their weights: \['extra'\]"):
+        average_checkpoints(made, tmp_path / "averaged")
+    (made[1] / "model.safetensors").write_bytes(b"half a file")
+    with pytest.raises(ValueError, match="A checkpoint to average is damaged"):
         average_checkpoints(made, tmp_path / "averaged")
     assert not (tmp_path / "averaged").exists()
     assert (tmp_path / "taken" / "notes.txt").read_text() == "mine"
@@ -106,6 +117,30 @@ def test_the_trainer_keeps_the_last_checkpoints_and_averages_them(pairs: Dataset
     again, _ = recipe(tmp_path, pairs=pairs, **options)
     with pytest.raises(FileExistsError, match="averaged exists already: move it"):
         again.train(resume_from_checkpoint=True)
+
+
+def test_a_finished_run_that_is_resumed_makes_no_further_update(pairs: Dataset, tmp_path) -> None:
+    trainer, _ = recipe(tmp_path, pairs=pairs, save_minutes=10)
+    trainer.train()
+    again, recorder = recipe(tmp_path, pairs=pairs, save_minutes=10, average_last=1)
+    assert again.train(resume_from_checkpoint=True).global_step == 12
+    assert recorder.rates == []
+    assert [path.name for path in complete_checkpoints(tmp_path)] == ["checkpoint-12"]
+    assert (tmp_path / "averaged").is_dir()
+    for name, tensor in trainer.model.state_dict().items():
+        assert torch.equal(again.model.state_dict()[name], tensor), name
+
+
+def test_checkpoints_of_another_run_are_neither_mixed_in_nor_removed(pairs: Dataset, tmp_path) -> None:
+    for _ in range(2):
+        trainer, _ = recipe(tmp_path, pairs=pairs, max_steps=4, save_minutes=10)
+        if not complete_checkpoints(tmp_path):
+            trainer.train()
+    with pytest.raises(FileExistsError, match="has checkpoints already: resume from them, or choose another"):
+        trainer.train()
+    empty, _ = recipe(tmp_path / "empty", pairs=pairs)
+    with pytest.raises(ValueError, match="no complete checkpoint to resume from"):
+        empty.train(resume_from_checkpoint=True)
 
 
 def test_checkpoints_are_written_by_the_clock_and_at_the_end(pairs: Dataset, tmp_path) -> None:

@@ -89,6 +89,7 @@ def test_the_direction_is_chosen_by_the_languages() -> None:
         ({"a.jsonl": b'{"en": "one", "de": 1}\n'}, r"a\.jsonl, line 1: no text under 'de'"),
         ({"a.jsonl": b'{"en": "one"'}, r"a\.jsonl, line 1: not a JSON object"),
         ({"a.jsonl": b"[1]\n"}, r"a\.jsonl, line 1: no text under 'en'"),
+        ({"a.jsonl": b'{"en": "\\ud83d", "de": "eins"}\n'}, r"a\.jsonl, line 1: half a character .* under 'en'"),
     ],
 )
 def test_what_is_wrong_with_a_file_is_said_with_its_name_and_line(
@@ -105,8 +106,17 @@ def test_missing_files_columns_and_languages_are_clear_errors(tmp_path) -> None:
         load_corpus(tmp_path / "nowhere.tsv")
     with pytest.raises(ValueError, match=re.escape("no column 'translation'; its columns are ['text']")):
         load_corpus(Dataset.from_dict({"text": ["one"]}))
-    with pytest.raises(ValueError, match=r"Row 0 of 'translation' has no 'fr'; it has \['de', 'en'\]"):
+    with pytest.raises(ValueError, match=r"Row 0 of 'translation' has no text under 'fr'; it has \['de', 'en'\]"):
         load_corpus(Dataset.from_list([{"translation": PAIRS[0]}]), "en", "fr")
+    with pytest.raises(ValueError, match="Row 0 of 'translation' has no text under 'en'; it has None"):
+        load_corpus(Dataset.from_list([{"translation": None}]))
+    with pytest.raises(ValueError, match="no column 'translation'"):
+        next(iter(load_corpus(Dataset.from_dict({"text": ["one"]}).to_iterable_dataset())))
+    with pytest.raises(FileNotFoundError, match=r"no file or folder .*nosuchdir"):
+        load_corpus(tmp_path / "nosuchdir")
+    (tmp_path / "one.txt").write_text("one")
+    with pytest.raises(ValueError, match=r"one\.txt alone is no corpus: it takes a \.tsv or \.jsonl file, or two"):
+        load_corpus(tmp_path / "one.txt")
     with pytest.raises(ValueError, match="one path or name, or two aligned files; got 3"):
         load_corpus(["a", "b", "c"])
     splits = DatasetDict({"train": Dataset.from_list([{"translation": PAIRS[0]}])})
@@ -148,10 +158,15 @@ def test_cleaning_drops_what_was_asked_and_says_why(streaming: bool, caplog: pyt
     ]
     corpus = Dataset.from_list(pairs)
     corpus = corpus.to_iterable_dataset() if streaming else corpus
-    cleaned = list(clean(corpus, max_length=9, max_ratio=2, duplicates=True))
-    assert cleaned == [good]
+    cleaned = clean(corpus, max_length=9, max_ratio=2, duplicates=True)
+    assert list(cleaned) == list(cleaned) == [good]
     assert "Dropped 2 of 6 pairs: a side is empty." in caplog.text
     assert "Dropped 1 of 6 pairs: a side is longer than 9 tokens." in caplog.text
     assert "Dropped 1 of 6 pairs: one side is more than 2 times as long as the other." in caplog.text
     assert "Dropped 1 of 6 pairs: the pair occurred before." in caplog.text
     assert list(clean(corpus, empty=False)) == pairs
+
+
+def test_a_mark_of_byte_order_is_no_part_of_the_first_sentence(tmp_path) -> None:
+    (tmp_path / "a.tsv").write_bytes(b"\xef\xbb\xbfone\teins\n\xef\xbb\xbftwo\tzwei\n")
+    assert load_corpus(tmp_path / "a.tsv")["source"] == ["one", "\ufefftwo"]

@@ -9,7 +9,7 @@ from transformers import AutoModelForSeq2SeqLM
 
 from vaswani import demo
 from vaswani.cli import main
-from vaswani.grammar import Grammar, NounPhrase
+from vaswani.grammar import TIMES, Grammar, NounPhrase
 
 PAIRS = Grammar().corpus(3000)
 
@@ -30,6 +30,7 @@ def test_articles_and_adjectives_agree(case: str, gender: str, german: str) -> N
 
 
 def test_the_verb_is_second_in_main_clauses_and_last_in_subordinate_ones() -> None:
+    times = {time.lower() for time in TIMES.values()}
     verbs = {"hatte", *(verb[2] for verb in Grammar().verbs)}
     for pair in PAIRS:
         words = pair["de"].rstrip(".").replace(",", " ,").split()
@@ -37,7 +38,8 @@ def test_the_verb_is_second_in_main_clauses_and_last_in_subordinate_ones() -> No
             assert words[-1] in verbs
         else:
             assert sum(word in verbs for word in words) == 1
-            assert words.index(next(word for word in words if word in verbs)) in (1, 2, 3)
+            first = words[: words.index(next(word for word in words if word in verbs))]
+            assert " ".join(first).lower() in times or (len(first) == 3 and first[0] in ("Der", "Die", "Das"))
 
 
 def test_the_corpus_has_no_source_twice_and_many_words() -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -118,16 +119,22 @@ def test_tensor_parallel_processes_agree_with_one_and_hold_half_of_each_projecti
 
 
 TRAIN = """
-    import json, sys, torch
+    import json, os, signal, sys, torch
     from datasets import load_from_disk
     from torch.distributed.tensor import DTensor
     from transformers import AutoModelForSeq2SeqLM, TrainerCallback
     from transformers.distributed import DistributedConfig
+    from vaswani.recipe import _Interruption
     from vaswani.training import VaswaniTrainer, VaswaniTrainingArguments
 
     folder, options = sys.argv[1], json.loads(sys.argv[2])
-    losses, processes, sharded, resume, streaming = [], *(options.pop(name) for name in (
-        "processes", "sharded", "resume", "streaming"))
+    losses, processes, sharded, resume, streaming, interrupted = [], *(options.pop(name) for name in (
+        "processes", "sharded", "resume", "streaming", "interrupted"))
+
+    class Interrupt(TrainerCallback):
+        def on_step_begin(self, args, state, control, **kwargs):
+            if state.global_step == 2 and args.process_index == interrupted:
+                os.kill(os.getpid(), signal.SIGINT)
 
     class Record(TrainerCallback):
         def on_log(self, args, state, control, logs, **kwargs):
@@ -142,6 +149,9 @@ TRAIN = """
     pairs = load_from_disk(folder + "/pairs")
     pairs = pairs.to_iterable_dataset() if streaming else pairs
     trainer = VaswaniTrainer(model, arguments, train_dataset=pairs, callbacks=[Record()])
+    if interrupted is not None:
+        trainer.add_callback(Interrupt())
+        trainer.add_callback(_Interruption(trainer))
     trainer.train(resume_from_checkpoint=resume)
     assert arguments.world_size == processes
     kind = type(trainer.model_wrapped).__name__
@@ -157,7 +167,8 @@ TRAIN = """
 def train(
     folder, processes: int, sharded: bool = False, resume=None, streaming: bool = False, **options
 ) -> list[float]:
-    given = {"processes": processes, "sharded": sharded, "resume": resume, "streaming": streaming, **options}
+    given = {"processes": processes, "sharded": sharded, "resume": resume, "streaming": streaming}
+    given = {**given, "interrupted": None, **options}
     printed = launch(TRAIN, str(folder), json.dumps(given), processes=processes, accelerate=not sharded)
     return json.loads(next(line for line in printed.splitlines() if line.startswith("losses")).removeprefix("losses"))
 
@@ -206,3 +217,10 @@ def test_two_processes_resume_in_the_middle_of_a_later_epoch(trained_alone: tupl
     again = train(folder, 2, max_steps=20, resume=str(folder / "run" / "checkpoint-16"))
     assert losses == pytest.approx(expected, rel=TOLERANCE)
     assert again == losses[16:]
+
+
+def test_an_interruption_of_one_process_stops_all_with_one_checkpoint(trained_alone: tuple, tmp_path) -> None:
+    folder, expected = trained_alone
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("run"))
+    assert train(tmp_path, 2, max_steps=20, interrupted=1) == pytest.approx(expected[:3], rel=TOLERANCE)
+    assert [path.name for path in (tmp_path / "run").glob("checkpoint-*")] == ["checkpoint-3"]

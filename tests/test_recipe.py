@@ -28,10 +28,10 @@ def written(tmp_path, monkeypatch: pytest.MonkeyPatch) -> Path:
         pairs = number_corpus(200, seed=seed)
         (tmp_path / f"{name}.tsv").write_text("".join(f"{pair['en']}\t{pair['de']}\n" for pair in pairs))
     recipe = {
-        "train": [str(tmp_path / "train.tsv")],
+        "train": str(tmp_path / "train.tsv"),
         "valid": [str(tmp_path / "valid.tsv")],
         "preset": "tiny",
-        "model_config": json.dumps(MODEL),
+        "model_config": MODEL,
         "vocab_size": 320,
         "source_tokens": 600,
         "target_tokens": 600,
@@ -59,7 +59,8 @@ def test_a_recipe_leaves_a_folder_with_everything(written: Path, capsys: pytest.
     assert (run / "learning_curve.png").read_bytes().startswith(b"\x89PNG")
     saved = yaml.safe_load((run / "recipe.yaml").read_text())
     assert (saved["max_steps"], saved["preset"], saved["vocab_size"]) == (6, "tiny", 320)
-    assert saved["learning_rate"] == pytest.approx((16 * 4) ** -0.5)
+    assert saved["learning_rate"] is None
+    assert "resume" not in saved
     options, arguments = parse_recipe([str(run / "recipe.yaml")])
     assert (options.train, arguments.max_steps) == ([str(written / "train.tsv")], 6)
     shown = "".join(capsys.readouterr())
@@ -91,6 +92,7 @@ def refused(words: list[str], capsys: pytest.CaptureFixture) -> str:
         (["--source_tokens", "0"], "source_tokens=0 must be a whole number of at least 1"),
         (["--train", "nowhere.tsv"], "There is no file nowhere.tsv"),
         (["--vocab_size", "100"], "vocab_size=100 is too small for this corpus"),
+        (["--max_length", "1"], "No pair of the corpus is left after cleaning"),
     ],
 )
 def test_mistakes_are_explained_and_nothing_is_left(
@@ -105,6 +107,37 @@ def test_an_unknown_key_of_a_file_is_explained(written: Path, capsys: pytest.Cap
     assert "no option 'vocabulary_size': did you mean 'vocab_size'?" in refused(
         ["train", str(written / "bad.yaml")], capsys
     )
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("train: [a", "is no valid YAML"),
+        ("just a sentence", "is no recipe: it must hold options with their values"),
+        ("- train", "is no recipe"),
+        ("max_steps: 1.5", "argument --max_steps/--max-steps: invalid int value: '1.5'"),
+        ("vocab_size: many", "argument --vocab_size/--vocab-size: invalid int value: 'many'"),
+        ("help: true", "There is no option 'help'"),
+        ("5: 6", "There is no option '5'"),
+        ("vocab_size: 400", "the following arguments are required: --train"),
+    ],
+)
+def test_what_is_wrong_with_a_recipe_is_said_in_a_line(
+    content: str, message: str, tmp_path, capsys: pytest.CaptureFixture
+) -> None:
+    (tmp_path / "recipe.yaml").write_text(content)
+    printed = refused(["train", str(tmp_path / "recipe.yaml")], capsys)
+    assert message in printed
+    assert "usage" not in printed
+
+
+def test_a_validation_corpus_is_used_without_being_asked(written: Path) -> None:
+    recipe = yaml.safe_load((written / "recipe.yaml").read_text())
+    del recipe["eval_strategy"]
+    (written / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    main(["train", str(written / "recipe.yaml"), "--eval_steps", "2", "--max_steps", "4"])
+    state = json.loads((written / "run" / "checkpoint-4" / "trainer_state.json").read_text())
+    assert [entry["step"] for entry in state["log_history"] if "eval_loss" in entry] == [2, 4]
 
 
 def test_a_run_is_not_overwritten_but_resumed(written: Path, capsys: pytest.CaptureFixture) -> None:

@@ -109,6 +109,14 @@ def test_the_peak_is_the_papers(d_model: int, peak: float) -> None:
     assert max(rates) == rates[3] == pytest.approx(peak, rel=1e-5)
 
 
+def test_the_callers_arguments_stay_as_they_are(pairs: Dataset, tmp_path) -> None:
+    arguments = VaswaniTrainingArguments(str(tmp_path), use_cpu=True, report_to="none")
+    for width, model in ((16, tiny_model()), (32, tiny_model(d_model=32))):
+        trainer = VaswaniTrainer(model, arguments, train_dataset=pairs)
+        assert trainer.args.learning_rate == pytest.approx((width * 4000) ** -0.5)
+    assert arguments.learning_rate is None
+
+
 def test_a_given_learning_rate_is_the_peak(pairs: Dataset, tmp_path) -> None:
     trainer, recorder = recipe(tmp_path, pairs=pairs, learning_rate=0.01)
     trainer.train()
@@ -188,6 +196,10 @@ def test_a_resumed_run_is_bit_equal_in_the_middle_of_an_epoch(
     [
         ({"source_tokens": 0}, "source_tokens=0 must be a whole number of at least 1"),
         ({"target_tokens": -5}, "target_tokens=-5 must be a whole number of at least 1"),
+        ({"max_steps": 0}, "max_steps=0 must be at least 1, or -1"),
+        ({"average_last": 5, "save_total_limit": 2}, "average_last=5 is more than save_total_limit=2"),
+        ({"save_minutes": -1}, "save_minutes=-1 must be 0 or more"),
+        ({"lr_scheduler_type": "linear"}, "The schedule 'linear' needs a learning_rate"),
         ({"warmup_steps": 0}, "warmup_steps=0 must be at least 1 update"),
         ({"label_smoothing_factor": 0.1}, r"label_smoothing_factor=0.1: set label_smoothing in the model's conf"),
     ],

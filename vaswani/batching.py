@@ -72,6 +72,8 @@ class BatchPlan:
         list[Indices]
             The parts of one batch.
         """
+        if not self.ends:
+            return
         order = self._sorted(generator.permutation(self.fitting))
         batches = np.split(order, self.ends[:-1])
         for batch in generator.permutation(len(batches)):
@@ -217,15 +219,15 @@ class TokenBudgetStream(IterableDataset[list[dict[str, list[int]]]]):
         for epoch in itertools.count():
             generator = np.random.default_rng((self.seed, epoch))
             pairs = iter(self.stream)
-            read = 0
+            found = False
             while window := list(itertools.islice(pairs, self.window)):
-                read += len(window)
                 lengths = np.array([(len(pair["input_ids"]), len(pair["labels"])) for pair in window])
                 for batch in BatchPlan(lengths, *self.budget, self.parts).batches(generator):
+                    found = True
                     for part in batch[self.process :: self.processes]:
                         yield [window[index] for index in part]
-            if not read:
-                raise ValueError("The stream to train on is empty.")
+            if not found:
+                raise ValueError("The stream to train on is empty, or no pair of it fits into a batch.")
 
 
 class PairCollator:

@@ -49,7 +49,7 @@ def complete_checkpoints(folder: str | os.PathLike[str]) -> list[Path]:
 
 def _is_complete(checkpoint: Path) -> bool:
     weights = list(checkpoint.glob("*.safetensors"))
-    if not weights or not (checkpoint / TRAINER_STATE).is_file():
+    if not (weights or list(checkpoint.glob("pytorch_model_fsdp*"))) or not (checkpoint / TRAINER_STATE).is_file():
         return False
     try:
         for path in weights:
@@ -74,9 +74,11 @@ def publish(finished: Path, checkpoint: Path) -> None:
         if path.is_file():
             with path.open("rb") as file:
                 os.fsync(file.fileno())
+    nameless = _nameless(checkpoint)
     if checkpoint.exists():
-        remove(checkpoint)
+        checkpoint.rename(nameless)
     finished.rename(checkpoint)
+    shutil.rmtree(nameless, ignore_errors=True)
 
 
 def remove(checkpoint: Path) -> None:
@@ -87,10 +89,16 @@ def remove(checkpoint: Path) -> None:
     checkpoint : Path
         The checkpoint's folder.
     """
-    nameless = checkpoint.with_name(f".removing-{checkpoint.name}")
-    shutil.rmtree(nameless, ignore_errors=True)
+    nameless = _nameless(checkpoint)
     checkpoint.rename(nameless)
     shutil.rmtree(nameless)
+
+
+def _nameless(checkpoint: Path) -> Path:
+    """Return where a checkpoint waits for its deletion, after deleting what a kill left there."""
+    for left in checkpoint.parent.glob(".removing-*"):
+        shutil.rmtree(left, ignore_errors=True)
+    return checkpoint.with_name(f".removing-{checkpoint.name}")
 
 
 def average_checkpoints(
@@ -145,17 +153,20 @@ def average_checkpoints(
 def _mean(files: list[Path]) -> dict[str, torch.Tensor]:
     """Average the tensors of files, name by name."""
     with contextlib.ExitStack() as stack:
-        opened = {path: stack.enter_context(safe_open(path, "pt")) for path in files}
-        names = set(opened[files[-1]].keys())
-        for path, file in opened.items():
+        try:
+            opened = [(path, stack.enter_context(safe_open(path, "pt"))) for path in files]
+        except SafetensorError as error:
+            raise ValueError(f"A checkpoint to average is damaged: {error}.") from None
+        names = set(opened[-1][1].keys())
+        for path, file in opened:
             if different := names ^ set(file.keys()):
                 raise ValueError(f"{path} and {files[-1]} differ in their weights: {sorted(different)}.")
         return {name: _mean_of(name, opened) for name in sorted(names)}
 
 
-def _mean_of(name: str, opened: dict[Path, Any]) -> torch.Tensor:
+def _mean_of(name: str, opened: list[tuple[Path, Any]]) -> torch.Tensor:
     """Average one tensor in float64."""
-    (first_path, first), *others = ((path, file.get_tensor(name)) for path, file in opened.items())
+    (first_path, first), *others = ((path, file.get_tensor(name)) for path, file in opened)
     total = first.double()
     for path, tensor in others:
         if tensor.shape != first.shape or tensor.dtype != first.dtype:

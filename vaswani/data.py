@@ -69,9 +69,14 @@ def load_corpus(
         return _from_files(_aligned_pairs, {"source": paths[0], "target": paths[1]}, {}, streaming)
     if len(paths) != 1:
         raise ValueError(f"A corpus is one path or name, or two aligned files; got {len(paths)}: {corpus}.")
-    if paths[0].suffix == ".tsv":
+    suffix = paths[0].suffix.lower()
+    if suffix == ".tsv":
         return _from_files(_tsv_pairs, {"path": paths[0]}, {}, streaming)
-    if paths[0].suffix in (".jsonl", ".json"):
+    if not paths[0].exists() and (str(corpus).startswith((".", "/", "~")) or suffix in (".txt", ".csv", ".gz")):
+        raise FileNotFoundError(f"There is no file or folder {paths[0]}.")
+    if paths[0].is_file() and suffix not in (".jsonl", ".json"):
+        raise ValueError(f"{paths[0]} alone is no corpus: it takes a .tsv or .jsonl file, or two aligned files.")
+    if suffix in (".jsonl", ".json"):
         return _from_files(_jsonl_pairs, {"path": paths[0]}, keys, streaming)
     dataset = load_dataset(str(paths[0]), split=options.pop("split", "train"), streaming=streaming, **options)
     return _from_translations(dataset, **keys)
@@ -135,11 +140,12 @@ def clean(
 
     Notes
     -----
-    A stream is cleaned while it is read, and its report comes when it has been read once.
+    A stream is cleaned while it is read, and each pass ends with its report.
     """
-    reason = _Reasons(max_length, max_ratio, duplicates, empty)
+    limits = (max_length, max_ratio, duplicates, empty)
     if isinstance(corpus, IterableDataset):
-        return IterableDataset.from_generator(_clean_stream, gen_kwargs={"corpus": corpus, "reason": reason})
+        return IterableDataset.from_generator(_clean_stream, gen_kwargs={"corpus": corpus, "limits": limits})
+    reason = _Reasons(*limits)
     kept = [
         start + offset
         for start in range(0, len(corpus), 1000)
@@ -184,8 +190,8 @@ class _Reasons:
             logger.warning(f"Dropped {count:,} of {total:,} pairs: {reason}.")
 
 
-def _clean_stream(corpus: IterableDataset, reason: _Reasons) -> Iterator[dict[str, list[int]]]:
-    total = 0
+def _clean_stream(corpus: IterableDataset, limits: tuple[Any, ...]) -> Iterator[dict[str, list[int]]]:
+    reason, total = _Reasons(*limits), 0
     for total, pair in enumerate(corpus, start=1):  # noqa: B007
         if reason(pair["input_ids"], pair["labels"]) is None:
             yield {"input_ids": pair["input_ids"], "labels": pair["labels"]}
@@ -215,10 +221,13 @@ def _from_translations(dataset: Any, source_language: str, target_language: str,
 
     def split(pairs: dict[str, list[dict[str, str]]], indices: list[int]) -> dict[str, list[str]]:
         sides: dict[str, list[str]] = {"source": [], "target": []}
+        if column not in pairs:
+            raise ValueError(f"The data set has no column {column!r}; its columns are {sorted(pairs)}.")
         for pair, index in zip(pairs[column], indices, strict=True):
             for side, language in (("source", source_language), ("target", target_language)):
-                if pair.get(language) is None:
-                    raise ValueError(f"Row {index} of {column!r} has no {language!r}; it has {sorted(pair)}.")
+                if not isinstance(pair, dict) or not isinstance(pair.get(language), str):
+                    held = sorted(pair) if isinstance(pair, dict) else repr(pair)
+                    raise ValueError(f"Row {index} of {column!r} has no text under {language!r}; it has {held}.")
                 sides[side].append(pair[language])
         return sides
 
@@ -280,6 +289,8 @@ def _jsonl_pairs(
         for language in (source_language, target_language):
             if not isinstance(pair, dict) or not isinstance(pair.get(language), str):
                 raise ValueError(f"{path}, line {number}: no text under {language!r}.")
+            if any("\ud800" <= character <= "\udfff" for character in pair[language]):
+                raise ValueError(f"{path}, line {number}: half a character (a lone surrogate) under {language!r}.")
         yield {"source": pair[source_language], "target": pair[target_language]}
 
 

@@ -5,7 +5,7 @@ import difflib
 import json
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -14,6 +14,7 @@ from typing import Any
 import yaml
 from transformers import AutoTokenizer, HfArgumentParser, TrainerCallback, TrainerControl, set_seed
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
+from transformers.trainer_utils import IntervalStrategy
 from transformers.utils import logging
 
 from .checkpoints import complete_checkpoints
@@ -23,7 +24,7 @@ from .modeling_vaswani import VaswaniForConditionalGeneration
 from .presets import preset
 from .progress import ProgressBar, draw_learning_curve
 from .tokenization_vaswani import VaswaniTokenizer
-from .training import VaswaniTrainer, VaswaniTrainingArguments
+from .training import VaswaniTrainer, VaswaniTrainingArguments, agree
 
 logger = logging.get_logger(__name__)
 
@@ -62,6 +63,8 @@ class CorpusOptions:
         Drop pairs with one side so many times as long as the other.
     drop_duplicates : bool, default=False
         Drop pairs that occurred before.
+    keep_empty : bool, default=False
+        Keep pairs with an empty side, which are dropped otherwise.
     num_proc : int | None, default=None
         Processes that tokenise.
     resume : bool, default=False
@@ -81,6 +84,7 @@ class CorpusOptions:
     max_length: int | None = field(default=None, metadata={"help": "Drop pairs with a longer side, in tokens."})
     max_ratio: float | None = field(default=None, metadata={"help": "Drop pairs with one side so many times as long."})
     drop_duplicates: bool = field(default=False, metadata={"help": "Drop pairs that occurred before."})
+    keep_empty: bool = field(default=False, metadata={"help": "Keep pairs with an empty side."})
     num_proc: int | None = field(default=None, metadata={"help": "Processes that tokenise."})
     resume: bool = field(default=False, metadata={"help": "Go on from the last complete checkpoint."})
 
@@ -105,24 +109,42 @@ def parse_recipe(words: Sequence[str]) -> tuple[CorpusOptions, VaswaniTrainingAr
     """
     kinds: Any = [CorpusOptions, VaswaniTrainingArguments]
     parser = HfArgumentParser(kinds, prog="vaswani train", allow_abbrev=False)
-    actions = {action.dest: action for action in parser._actions}
+    parser.error = _raise  # type: ignore[assignment, method-assign]
+    known = {action.dest for action in parser._actions}
     words = list(words)
     if words and words[0].endswith((".yaml", ".yml")):
-        given = yaml.safe_load(Path(words.pop(0)).read_text(encoding="utf-8")) or {}
-        for key in given:
-            if key not in actions:
-                raise ValueError(_unknown(key, actions))
-            actions[key].required = False
-        parser.set_defaults(**given)
+        words = [*_words_of_file(Path(words[0]), known), *words[1:]]
     for word in words:
         name = word.removeprefix("--").split("=")[0].replace("-", "_")
-        if word.startswith("--") and name not in actions and name.removeprefix("no_") not in actions:
-            raise ValueError(_unknown(name, actions))
+        if word.startswith("--") and name not in known and name.removeprefix("no_") not in known:
+            raise ValueError(_unknown(name, known))
     options, arguments = parser.parse_args_into_dataclasses(words)
     return options, arguments
 
 
-def _unknown(name: str, known: dict[str, Any]) -> str:
+def _raise(message: str) -> None:
+    raise ValueError(message)
+
+
+def _words_of_file(path: Path, known: set[str]) -> list[str]:
+    """Turn a recipe's entries into words of a command line, so that both are checked in the same way."""
+    try:
+        entries = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    except yaml.YAMLError as error:
+        raise ValueError(f"{path} is no valid YAML: {error}.") from None
+    if not isinstance(entries, dict):
+        raise ValueError(f"{path} is no recipe: it must hold options with their values.")
+    words: list[str] = []
+    for key, value in entries.items():
+        if key not in known or key == "help":
+            raise ValueError(_unknown(str(key), known))
+        values = value if isinstance(value, list) else [json.dumps(value) if isinstance(value, dict) else value]
+        if values and value not in (None, ""):
+            words += [f"--{key}", *(str(entry) for entry in values)]
+    return words
+
+
+def _unknown(name: str, known: Iterable[str]) -> str:
     close = difflib.get_close_matches(name, known, n=1)
     return f"There is no option {name!r}" + (f": did you mean {close[0]!r}?" if close else ".")
 
@@ -151,23 +173,30 @@ def run_recipe(options: CorpusOptions, arguments: VaswaniTrainingArguments) -> V
     changes = _model_changes(options)
     if complete_checkpoints(output) and not options.resume:
         raise ValueError(f"{output} has checkpoints already: add --resume to go on, or choose another output_dir.")
+    if options.resume and not complete_checkpoints(output):
+        logger.warning(f"{output} has no complete checkpoint: the run starts from the beginning.")
+    if options.valid is not None and arguments.eval_strategy == IntervalStrategy.NO:
+        arguments.eval_strategy = IntervalStrategy.STEPS
+        arguments.eval_steps = arguments.eval_steps or 1000
     set_seed(arguments.seed)
 
-    train = _load(options.train, options, arguments)
+    train = _load(options.train, options, arguments, split="train", streaming=options.streaming)
     tokenizer = _tokenizer(train, options, output)
     train = tokenize(train, tokenizer, options.num_proc)
-    train = clean(train, options.max_length, options.max_ratio, options.drop_duplicates)
+    train = clean(train, options.max_length, options.max_ratio, options.drop_duplicates, not options.keep_empty)
+    if not options.streaming and not len(train):
+        raise ValueError("No pair of the corpus is left after cleaning.")
     valid = None
     if options.valid is not None:
-        valid = tokenize(_load(options.valid, options, arguments, split="validation"), tokenizer, options.num_proc)
+        valid = _load(options.valid, options, arguments, split="validation", streaming=False)
+        valid = tokenize(valid, tokenizer, options.num_proc)
 
     model = VaswaniForConditionalGeneration(preset(options.preset, vocab_size=len(tokenizer), **changes))
     trainer = VaswaniTrainer(model, arguments, train_dataset=train, eval_dataset=valid, processing_class=tokenizer)
     trainer.remove_callback(PrinterCallback)
     trainer.remove_callback(ProgressCallback)
     trainer.add_callback(ProgressBar(trainer))
-    interruption = _Interruption()
-    trainer.add_callback(interruption)
+    trainer.add_callback(_Interruption(trainer))
     if arguments.should_save:
         output.mkdir(parents=True, exist_ok=True)
         tokenizer.save_pretrained(output)
@@ -175,7 +204,7 @@ def run_recipe(options: CorpusOptions, arguments: VaswaniTrainingArguments) -> V
     trainer.train(resume_from_checkpoint=options.resume and bool(complete_checkpoints(output)))
     if arguments.should_save:
         draw_learning_curve(trainer.state.log_history, output / "learning_curve.png")
-    if interruption.happened:
+    if trainer.is_interrupted:
         logger.warning(f"Stopped at update {trainer.state.global_step}. The same command with --resume goes on.")
     else:
         trainer.save_model()
@@ -196,7 +225,9 @@ def _model_changes(options: CorpusOptions) -> dict[str, Any]:
     return changes
 
 
-def _load(corpus: list[str], options: CorpusOptions, arguments: VaswaniTrainingArguments, split: str = "train") -> Any:
+def _load(
+    corpus: list[str], options: CorpusOptions, arguments: VaswaniTrainingArguments, split: str, streaming: bool
+) -> Any:
     """Load a corpus; of several processes on a machine, the first prepares it for the others."""
     named = {"name": options.dataset_config} if options.dataset_config else {}
     keys = {"source_language": options.source_language, "target_language": options.target_language}
@@ -204,7 +235,7 @@ def _load(corpus: list[str], options: CorpusOptions, arguments: VaswaniTrainingA
     if len(corpus) == 1 and not os.path.isfile(corpus[0]):
         named["split"] = split
     with arguments.main_process_first(desc="loading the corpus"):
-        return load_corpus(paths, **keys, streaming=options.streaming, **named)
+        return load_corpus(paths, **keys, streaming=streaming, **named)
 
 
 def _tokenizer(corpus: Any, options: CorpusOptions, output: Path) -> Any:
@@ -219,7 +250,8 @@ def _tokenizer(corpus: Any, options: CorpusOptions, output: Path) -> Any:
 def _save_recipe(output: Path, options: CorpusOptions, arguments: VaswaniTrainingArguments) -> None:
     """Save every option, those that were left to their defaults too."""
     resolved = {**dataclasses.asdict(options), **arguments.to_dict()}
-    known = {entry.name for entry in (*dataclasses.fields(options), *dataclasses.fields(arguments)) if entry.init}
+    fields = (*dataclasses.fields(options), *dataclasses.fields(arguments))
+    known = {entry.name for entry in fields if entry.init} - {"resume"}
     plain = json.loads(json.dumps({name: value for name, value in resolved.items() if name in known}, default=str))
     (output / RECIPE_FILE).write_text(yaml.safe_dump(plain, sort_keys=False, allow_unicode=True), encoding="utf-8")
 
@@ -227,21 +259,21 @@ def _save_recipe(output: Path, options: CorpusOptions, arguments: VaswaniTrainin
 class _Interruption(TrainerCallback):
     """Turn the first Ctrl-C into a checkpoint and an orderly end; a second one ends at once."""
 
-    def __init__(self) -> None:
-        self.happened = False
+    def __init__(self, trainer: VaswaniTrainer) -> None:
+        self.trainer = trainer
+        self.noticed = False
 
     def on_train_begin(self, *_: Any, **__: Any) -> None:
         self.previous = signal.signal(signal.SIGINT, self._notice)
 
     def _notice(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
-        self.happened = True
+        self.noticed = True
         signal.signal(signal.SIGINT, self.previous)
         logger.warning("Saving a checkpoint after this update, then stopping.")
 
     def on_step_end(self, args: Any, state: Any, control: TrainerControl, **_: Any) -> None:  # noqa: ARG002
-        if self.happened:
-            control.should_save = control.should_training_stop = True
-            args.average_last = 0  # that is for the end of the run
+        if agree(self.noticed, args):
+            control.should_save = control.should_training_stop = self.trainer.is_interrupted = True
 
     def on_train_end(self, *_: Any, **__: Any) -> None:
         signal.signal(signal.SIGINT, self.previous)

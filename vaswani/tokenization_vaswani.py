@@ -240,7 +240,7 @@ def read_lines(path: Path) -> Iterator[str]:
     Yields
     ------
     str
-        A line without its end.
+        A line without its end, and without the mark of byte order that some editors write first.
 
     Raises
     ------
@@ -250,7 +250,7 @@ def read_lines(path: Path) -> Iterator[str]:
     with path.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
             try:
-                yield line.decode("utf-8").rstrip("\r\n")
+                yield line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
             except UnicodeDecodeError as error:
                 raise ValueError(f"{path}, line {number}: not valid UTF-8 ({error.reason}).") from None
 

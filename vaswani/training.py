@@ -1,5 +1,6 @@
 """The training: the paper's recipe as arguments and a trainer, on top of those of transformers."""
 
+import copy
 import shutil
 import time
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ from transformers import (
     TrainerCallback,
     TrainerControl,
     TrainerState,
+    TrainingArguments,
 )
 from transformers.trainer_utils import SaveStrategy, SchedulerType, TrainOutput
 from transformers.utils import logging
@@ -64,6 +66,8 @@ class VaswaniTrainingArguments(Seq2SeqTrainingArguments):
         How many of the last checkpoints are kept; as many as the paper averaged for its big model.
     average_last : int, default=0
         At the end of training, average so many of the last checkpoints into the folder `averaged`; 0 means none.
+    logging_steps : float, default=50
+        Updates between two lines of the log.
     ddp_find_unused_parameters : bool | None, default=False
         Every parameter of the model is always used.
 
@@ -90,6 +94,7 @@ class VaswaniTrainingArguments(Seq2SeqTrainingArguments):
     save_strategy: SaveStrategy | str = field(default="no", metadata={"help": "Checkpoints by steps or epochs too."})
     save_total_limit: int | None = field(default=20, metadata={"help": "How many of the last checkpoints are kept."})
     average_last: int = field(default=0, metadata={"help": "Average so many last checkpoints at the end; 0: none."})
+    logging_steps: float = field(default=50, metadata={"help": "Updates between two lines of the log."})
     ddp_find_unused_parameters: bool | None = field(default=False, metadata={"help": "Leave it: all are used."})
 
     def __post_init__(self) -> None:
@@ -101,6 +106,12 @@ class VaswaniTrainingArguments(Seq2SeqTrainingArguments):
         for name in ("save_minutes", "average_last"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name}={getattr(self, name)} must be 0 or more.")
+        if self.max_steps < 1 and self.max_steps != -1:
+            raise ValueError(f"max_steps={self.max_steps} must be at least 1, or -1 to count in num_train_epochs.")
+        if self.save_total_limit and self.average_last > self.save_total_limit:
+            raise ValueError(f"average_last={self.average_last} is more than save_total_limit={self.save_total_limit}.")
+        if self.lr_scheduler_type != SchedulerType.INVERSE_SQRT and self.learning_rate is None:
+            raise ValueError(f"The schedule {SchedulerType(self.lr_scheduler_type).value!r} needs a learning_rate.")
         if self.lr_scheduler_type == SchedulerType.INVERSE_SQRT and self.warmup_steps < 1:
             raise ValueError(f"warmup_steps={self.warmup_steps} must be at least 1 update for the paper's schedule.")
         if self.label_smoothing_factor != 0:
@@ -162,35 +173,63 @@ class VaswaniTrainer(Seq2SeqTrainer):
         **options: Any,
     ) -> None:
         if args.learning_rate is None:
+            args = copy.copy(args)  # the caller's arguments go on to say: as the formula has it
             args.learning_rate = (model.config.d_model * args.warmup_steps) ** -0.5
         options.setdefault("data_collator", PairCollator(model.config.pad_token_id))
         super().__init__(model, args, train_dataset=train_dataset, **options)
         self.add_callback(_ClockSaver(args.save_minutes))
         self._unfinished: Path | None = None
+        self.is_interrupted = False
 
-    def train(self, *args: Any, **kwargs: Any) -> TrainOutput:
+    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> TrainOutput:
         """Train, and average the last checkpoints if the arguments say so.
 
         Parameters
         ----------
+        resume_from_checkpoint : str | bool | None, default=None
+            Checkpoint to go on from; True means the last complete one.
         *args : Any
             As in `Trainer.train`.
         **kwargs : Any
-            As in `Trainer.train`; `resume_from_checkpoint=True` goes on from the last complete checkpoint.
+            As in `Trainer.train`.
 
         Returns
         -------
         TrainOutput
             The number of updates, the mean loss and further figures.
+
+        Raises
+        ------
+        FileExistsError
+            If the output folder has what this run would write: checkpoints, unless they are resumed, or an average.
         """
         folder = Path(self._get_output_dir(None))
-        averaged = folder / "averaged"
+        averaged, checkpoints = folder / "averaged", complete_checkpoints(folder)
         if self.args.average_last and averaged.exists():
             raise FileExistsError(f"{averaged} exists already: move it, for the average of this run goes there.")
-        output = super().train(*args, **kwargs)
-        if self.args.average_last and self.args.should_save:
+        if checkpoints and not resume_from_checkpoint:
+            raise FileExistsError(f"{folder} has checkpoints already: resume from them, or choose another output_dir.")
+        if resume_from_checkpoint is True:
+            if not checkpoints:
+                raise ValueError(f"{folder} has no complete checkpoint to resume from.")
+            resume_from_checkpoint = str(checkpoints[-1])
+        output = self._output_of_finished_run(resume_from_checkpoint) or super().train(
+            resume_from_checkpoint, *args, **kwargs
+        )
+        if self.args.average_last and self.args.should_save and not self.is_interrupted:
             average_checkpoints(complete_checkpoints(folder)[-self.args.average_last :], averaged)
         return output
+
+    def _output_of_finished_run(self, checkpoint: str | bool | None) -> TrainOutput | None:
+        """Load the end of a run that is resumed when it has ended; transformers would make one more update."""
+        if not checkpoint:
+            return None
+        state = TrainerState.load_from_json(str(Path(str(checkpoint)) / TRAINER_STATE))
+        if not 0 < self.args.max_steps <= state.global_step:
+            return None
+        self._load_from_checkpoint(str(checkpoint))
+        self.state = state
+        return TrainOutput(state.global_step, 0.0, {})
 
     def get_train_dataloader(self) -> DataLoader[Any]:
         """Build the batches of this process.
@@ -222,6 +261,7 @@ class VaswaniTrainer(Seq2SeqTrainer):
             f"{len(sampler.plan):,} batches an epoch, {sampler.plan.padding_share():.1%} padding, "
             f"{sampler.plan.fullness():.1%} full"
         )
+        self.remove_callback(_EpochSetter)
         self.add_callback(_EpochSetter(sampler))
         loading["num_workers"] = args.dataloader_num_workers
         loading["persistent_workers"] = args.dataloader_persistent_workers
@@ -289,7 +329,7 @@ class VaswaniTrainer(Seq2SeqTrainer):
 
     def _remove_oldest(self, run: Path) -> None:
         """Keep `save_total_limit` checkpoints: the best one and the last ones."""
-        checkpoints = complete_checkpoints(run)
+        checkpoints = complete_checkpoints(run) or [run]
         kept = [checkpoints[-1], Path(self.state.best_model_checkpoint or checkpoints[-1])]
         excess = len(checkpoints) - max(self.args.save_total_limit or len(checkpoints), len(set(kept)))
         for checkpoint in [path for path in checkpoints if path not in kept][: max(excess, 0)]:
@@ -309,13 +349,33 @@ class _ClockSaver(TrainerCallback):
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:  # noqa: ARG002
         if not self.minutes:
             return
-        due = torch.tensor(time.monotonic() - self.last >= 60 * self.minutes, device=args.device)
-        if args.world_size > 1:
-            torch.distributed.broadcast(due, src=0)
-        if due or state.global_step >= state.max_steps:
+        due = args.process_index == 0 and time.monotonic() - self.last >= 60 * self.minutes
+        if agree(due, args) or state.global_step >= state.max_steps:
             self.last = time.monotonic()
             control.should_save = True
             logger.info(f"Checkpoint at update {state.global_step}")
+
+
+def agree(wish: bool, args: TrainingArguments) -> bool:
+    """Tell every process whether any of them has a wish.
+
+    Parameters
+    ----------
+    wish : bool
+        This process's wish.
+    args : TrainingArguments
+        The trainer's arguments.
+
+    Returns
+    -------
+    bool
+        Whether there is one; the same on every process.
+    """
+    if args.world_size == 1:
+        return wish
+    wishes = torch.tensor(int(wish), device=args.device)
+    torch.distributed.all_reduce(wishes, op=torch.distributed.ReduceOp.MAX)
+    return bool(wishes)
 
 
 class _EpochSetter(TrainerCallback):
