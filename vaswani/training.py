@@ -329,7 +329,9 @@ class VaswaniTrainer(Seq2SeqTrainer):
 
     def _remove_oldest(self, run: Path) -> None:
         """Keep `save_total_limit` checkpoints: the best one and the last ones."""
-        checkpoints = complete_checkpoints(run) or [run]
+        checkpoints = complete_checkpoints(run)
+        if not checkpoints:  # weights in a form that this version does not know; transformers resumes from them
+            return
         kept = [checkpoints[-1], Path(self.state.best_model_checkpoint or checkpoints[-1])]
         excess = len(checkpoints) - max(self.args.save_total_limit or len(checkpoints), len(set(kept)))
         for checkpoint in [path for path in checkpoints if path not in kept][: max(excess, 0)]:
