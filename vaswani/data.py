@@ -63,22 +63,23 @@ def load_corpus(
         raise ValueError(f"The data set has several splits, {list(corpus)}: choose one.")
     if isinstance(corpus, Dataset | IterableDataset):
         return _from_translations(corpus, source_language, target_language, column)
-    paths = [Path(corpus)] if isinstance(corpus, str | os.PathLike) else [Path(path) for path in corpus]
+    names = [str(corpus)] if isinstance(corpus, str | os.PathLike) else [str(name) for name in corpus]
+    paths = [Path(name) for name in names]
     keys = {"source_language": source_language, "target_language": target_language, "column": column}
     if len(paths) == 2:
         return _from_files(_aligned_pairs, {"source": paths[0], "target": paths[1]}, {}, streaming)
     if len(paths) != 1:
-        raise ValueError(f"A corpus is one path or name, or two aligned files; got {len(paths)}: {corpus}.")
+        raise ValueError(f"A corpus is one path or name, or two aligned files; got {len(paths)}: {names}.")
     suffix = paths[0].suffix.lower()
     if suffix == ".tsv":
         return _from_files(_tsv_pairs, {"path": paths[0]}, {}, streaming)
-    if not paths[0].exists() and (str(corpus).startswith((".", "/", "~")) or suffix in (".txt", ".csv", ".gz")):
+    if not paths[0].exists() and (names[0].startswith((".", "/", "~")) or suffix in (".txt", ".csv", ".gz")):
         raise FileNotFoundError(f"There is no file or folder {paths[0]}.")
     if paths[0].is_file() and suffix not in (".jsonl", ".json"):
         raise ValueError(f"{paths[0]} alone is no corpus: it takes a .tsv or .jsonl file, or two aligned files.")
     if suffix in (".jsonl", ".json"):
         return _from_files(_jsonl_pairs, {"path": paths[0]}, keys, streaming)
-    dataset = load_dataset(str(paths[0]), split=options.pop("split", "train"), streaming=streaming, **options)
+    dataset = load_dataset(names[0], split=options.pop("split", "train"), streaming=streaming, **options)
     return _from_translations(dataset, **keys)
 
 
