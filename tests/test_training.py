@@ -162,10 +162,22 @@ def test_micro_batches_and_streams_train_alike(pairs: Dataset, tmp_path) -> None
             assert_close(results[name][1][key], tensor, rtol=1e-3, atol=1e-5)
 
 
+WORKERS = {"dataloader_num_workers": 2}
+
+
 @pytest.mark.parametrize("streaming", [False, True])
-@pytest.mark.parametrize("accumulation", [1, 2])
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"gradient_accumulation_steps": 2},
+        WORKERS,
+        {**WORKERS, "dataloader_persistent_workers": True, "gradient_accumulation_steps": 2},
+    ],
+    ids=str,
+)
 def test_a_resumed_run_is_bit_equal_in_the_middle_of_an_epoch(
-    streaming: bool, accumulation: int, pairs: Dataset, tmp_path
+    streaming: bool, more: dict, pairs: Dataset, tmp_path
 ) -> None:
     updates = len(TokenBudgetSampler(lengths_of(pairs), 500, 500))
     dataset = pairs.to_iterable_dataset() if streaming else pairs
@@ -173,8 +185,7 @@ def test_a_resumed_run_is_bit_equal_in_the_middle_of_an_epoch(
         "max_steps": 2 * updates,
         "save_strategy": "steps",
         "save_steps": updates + updates // 2,
-        "gradient_accumulation_steps": accumulation,
-        "logging_steps": 1,
+        **more,
     }
 
     def build(folder) -> tuple[VaswaniTrainer, Recorder]:
@@ -290,3 +301,6 @@ def test_lora_trains_through_the_recipe(pairs: Dataset, tmp_path) -> None:
     trainer.train()
     assert recorder.losses[-1] < recorder.losses[0]
     assert (tmp_path / "checkpoint-8" / "adapter_model.safetensors").is_file()
+    averaging, _ = recipe(tmp_path / "other", adapted, pairs, average_last=2)
+    with pytest.raises(ValueError, match="average_last=2: the checkpoints of an adapter are not averaged"):
+        averaging.train()

@@ -201,7 +201,11 @@ def run_recipe(options: CorpusOptions, arguments: VaswaniTrainingArguments) -> V
         output.mkdir(parents=True, exist_ok=True)
         tokenizer.save_pretrained(output)
         _save_recipe(output, options, arguments)
-    trainer.train(resume_from_checkpoint=options.resume and bool(complete_checkpoints(output)))
+    logging.disable_progress_bar()  # one bar is enough; transformers would show another for every checkpoint
+    try:
+        trainer.train(resume_from_checkpoint=options.resume and bool(complete_checkpoints(output)))
+    finally:
+        logging.enable_progress_bar()
     if arguments.should_save:
         draw_learning_curve(trainer.state.log_history, output / "learning_curve.png")
     if trainer.is_interrupted:

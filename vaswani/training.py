@@ -205,6 +205,8 @@ class VaswaniTrainer(Seq2SeqTrainer):
         """
         folder = Path(self._get_output_dir(None))
         averaged, checkpoints = folder / "averaged", complete_checkpoints(folder)
+        if self.args.average_last and hasattr(self.model, "peft_config"):
+            raise ValueError(f"average_last={self.args.average_last}: the checkpoints of an adapter are not averaged.")
         if self.args.average_last and averaged.exists():
             raise FileExistsError(f"{averaged} exists already: move it, for the average of this run goes there.")
         if checkpoints and not resume_from_checkpoint:
@@ -263,6 +265,7 @@ class VaswaniTrainer(Seq2SeqTrainer):
         )
         self.remove_callback(_EpochSetter)
         self.add_callback(_EpochSetter(sampler))
+        loading["generator"] = torch.Generator()  # workers are seeded from it, not from what dropout draws from
         loading["num_workers"] = args.dataloader_num_workers
         loading["persistent_workers"] = args.dataloader_persistent_workers
         return self.accelerator.prepare(DataLoader(self.train_dataset, batch_sampler=sampler, **loading))
