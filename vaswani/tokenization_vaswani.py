@@ -186,7 +186,6 @@ class VaswaniTokenizer(PreTrainedTokenizerFast):
         vocabulary = pipeline["model"]["vocab"]
         vocabulary.update({byte: len(vocabulary) + index for index, byte in enumerate(BYTES)})
         learned._tokenizer = Tokenizer.from_str(json.dumps(pipeline))
-        learned._tokenizer.encode_special_tokens = learned.split_special_tokens
         return learned
 
     @property
