@@ -10,8 +10,6 @@ import textwrap
 from pathlib import Path
 
 import pytest
-import torch
-import transformers
 from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, AutoTokenizer
 
 import vaswani
@@ -324,5 +322,3 @@ def test_the_version_is_the_packages(tmp_path) -> None:
     from importlib.metadata import version
 
     assert vaswani.__version__ == version("vaswani")
-    assert int(transformers.__version__.split(".")[0]) == 5
-    assert torch.__version__

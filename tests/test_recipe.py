@@ -64,7 +64,7 @@ def test_a_recipe_leaves_a_folder_with_everything(written: Path, capsys: pytest.
     options, arguments = parse_recipe([str(run / "recipe.yaml")])
     assert (options.train, arguments.max_steps) == ([str(written / "train.tsv")], 6)
     shown = "".join(capsys.readouterr())
-    for word in ("tokens/s", "padding", "loss", "lr", "perplexity", "6 updates in"):
+    for word in ("tokens/s", "padding", "loss", "lr", "perplexity", "checkpoint 6", "6 updates in"):
         assert word in shown
 
 

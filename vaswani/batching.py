@@ -240,8 +240,8 @@ class PairCollator:
 
     Notes
     -----
-    Does what `DataCollatorForSeq2Seq` does, several times as fast, and knows parts without pairs: they become one row
-    of padding, which adds nothing to loss and gradient, so that a process without a pair keeps pace with the others.
+    Written by hand because `DataCollatorForSeq2Seq` does not know parts without pairs. Here they become one row of
+    padding, which adds nothing to loss and gradient, so that a process without a pair keeps pace with the others.
     """
 
     def __init__(self, pad_token_id: int) -> None:

@@ -13,7 +13,7 @@ from .modeling_vaswani import IGNORED
 
 
 class ProgressBar(TrainerCallback):
-    """Show update, tokens a second, loss, perplexity, learning rate and padding share in one line.
+    """Show update, tokens a second, padding share, loss, learning rate, perplexity and last checkpoint in one line.
 
     Parameters
     ----------
@@ -22,7 +22,8 @@ class ProgressBar(TrainerCallback):
 
     Notes
     -----
-    Tokens are target tokens without padding, of this process times the number of processes.
+    Tokens are target tokens without padding, of this process times the number of processes. The perplexity is that of
+    the validation corpus, where there is one.
     """
 
     def __init__(self, trainer: Trainer) -> None:
@@ -57,6 +58,10 @@ class ProgressBar(TrainerCallback):
             self.shown |= {"tokens/s": f"{rate:,.0f}", "padding": f"{self.pads / self.cells:.1%}"}
             self.bar.update(state.global_step - self.bar.n)
             self.bar.set_postfix(self.shown, refresh=False)
+
+    def on_save(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
+        """Show which update the last checkpoint is of."""
+        self.shown["checkpoint"] = f"{state.global_step:,}"
 
     def on_log(self, args: Any, state: TrainerState, control: Any, logs: Any = None, **kwargs: Any) -> None:  # noqa: ARG002
         """Show the newest figures."""
