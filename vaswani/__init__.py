@@ -3,6 +3,7 @@
 from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, AutoTokenizer
 
 from .configuration_vaswani import VaswaniConfig
+from .generation_vaswani import paper_generation_config
 from .modeling_vaswani import VaswaniForConditionalGeneration, VaswaniModel, VaswaniPreTrainedModel
 from .presets import preset, preset_names
 from .tokenization_vaswani import VaswaniTokenizer
@@ -20,6 +21,7 @@ __all__ = [
     "VaswaniModel",
     "VaswaniPreTrainedModel",
     "VaswaniTokenizer",
+    "paper_generation_config",
     "preset",
     "preset_names",
 ]

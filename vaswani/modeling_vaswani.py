@@ -16,7 +16,6 @@ from transformers import initialization as init
 from transformers.activations import ACT2FN
 from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
 from transformers.dynamic_module_utils import custom_object_save
-from transformers.generation import GenerationMixin
 from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import (
@@ -32,6 +31,8 @@ from transformers.utils.generic import is_flash_attention_requested, merge_with_
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .configuration_vaswani import VaswaniConfig
+from .decoding_vaswani import can_bypass, encode_real_words
+from .generation_vaswani import IGNORED, VaswaniGenerationMixin
 
 # Which class each Auto class loads from a folder that carries this code.
 AUTO_MAP = {
@@ -39,9 +40,6 @@ AUTO_MAP = {
     "AutoModel": "modeling_vaswani.VaswaniModel",
     "AutoModelForSeq2SeqLM": "modeling_vaswani.VaswaniForConditionalGeneration",
 }
-
-# The label of a position that the loss leaves out, as everywhere in transformers.
-IGNORED = -100
 
 
 def sinusoidal_positions(position_ids: torch.Tensor, d_model: int) -> torch.Tensor:
@@ -459,6 +457,30 @@ class VaswaniPreTrainedModel(PreTrainedModel):
     _supports_attention_backend = True
     _can_compile_fullgraph = True
 
+    fast_paths = True  # whether inference may read weights instead of calling modules, where that is right
+
+    def set_fast_paths(self, enabled: bool) -> None:
+        """Let inference take its fast paths, or only `forward` of every module.
+
+        Parameters
+        ----------
+        enabled : bool
+            Whether the fast paths may be taken where they are right. They may at first.
+        """
+        for module in self.modules():
+            if isinstance(module, VaswaniPreTrainedModel):
+                module.fast_paths = enabled
+
+    def may_take_fast_paths(self) -> bool:
+        """Tell whether the weights may be read instead of calling their modules.
+
+        Returns
+        -------
+        bool
+            Whether fast paths are enabled, and nothing wraps a module or looks into the attention.
+        """
+        return self.fast_paths and self.config._attn_implementation in ("eager", "sdpa") and can_bypass(self)
+
     def _init_weights(self, module: nn.Module) -> None:
         """Initialise one module as tensor2tensor did: Glorot uniform, and embeddings of standard deviation D^-0.5."""
         if isinstance(module, nn.Embedding) or module is self.get_output_embeddings():
@@ -540,19 +562,33 @@ class VaswaniStack(VaswaniPreTrainedModel):
         self.dropout = nn.Dropout(config.dropout)
         self.gradient_checkpointing = False
 
+    def encode_positions(self, position_ids: torch.Tensor) -> torch.Tensor:
+        """Look up or compute what marks a position.
+
+        Parameters
+        ----------
+        position_ids : torch.Tensor
+            Positions, counted from 0, of any shape.
+
+        Returns
+        -------
+        torch.Tensor
+            Encodings of shape (*position_ids.shape, d_model).
+        """
+        if self.config.position_encoding == "sinusoidal":
+            return sinusoidal_positions(position_ids, self.config.d_model)
+        limit = self.config.max_position_embeddings
+        torch_compilable_check(
+            (position_ids < limit).all(),
+            f"A sequence is longer than the {limit} learned positions of this model (max_position_embeddings). "
+            "Shorten it, or use a model with sinusoidal positions, which have no limit.",
+        )
+        return self.embed_positions(position_ids)
+
     def _embed(self, inputs_embeds: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
         """Return the first layer's input (B, T, D) for word embeddings (B, T, D) at positions (B or 1, T)."""
-        if self.config.position_encoding == "learned":
-            limit = self.config.max_position_embeddings
-            torch_compilable_check(
-                (position_ids < limit).all(),
-                f"A sequence is longer than the {limit} learned positions of this model (max_position_embeddings). "
-                "Shorten it, or use a model with sinusoidal positions, which have no limit.",
-            )
-            positions = self.embed_positions(position_ids)
-        else:
-            positions = sinusoidal_positions(position_ids, self.config.d_model)
-        return self.dropout(inputs_embeds * self.embed_scale + positions.to(inputs_embeds))
+        positions = self.encode_positions(position_ids).to(inputs_embeds)
+        return self.dropout(inputs_embeds * self.embed_scale + positions)
 
 
 class VaswaniEncoder(VaswaniStack):
@@ -623,12 +659,23 @@ class VaswaniEncoder(VaswaniStack):
                 position_ids = torch.arange(inputs_embeds.shape[1], device=inputs_embeds.device).unsqueeze(0)
 
         hidden_states = self._embed(inputs_embeds, position_ids)
+        if self._may_skip_padding(attention_mask, kwargs):
+            return BaseModelOutput(last_hidden_state=encode_real_words(self.layers, hidden_states, attention_mask))
         visible = create_bidirectional_mask(
             config=self.config, inputs_embeds=inputs_embeds, attention_mask=attention_mask
         )
         for layer in self.layers:
             hidden_states = layer(hidden_states, visible, **kwargs)
         return BaseModelOutput(last_hidden_state=hidden_states)
+
+    def _may_skip_padding(self, attention_mask: torch.Tensor | None, options: Any) -> bool:
+        """Tell whether only real words need computing: in inference, where there is padding and nobody looks inside."""
+        if torch.is_grad_enabled() or attention_mask is None or attention_mask.ndim != 2 or attention_mask.is_cuda:
+            return False
+        records = ("output_attentions", "output_hidden_states")
+        if any(options.get(name, getattr(self.config, name, False)) for name in records):
+            return False
+        return self.may_take_fast_paths() and not bool(attention_mask.all())
 
 
 class VaswaniDecoder(VaswaniStack):
@@ -878,7 +925,7 @@ class VaswaniModel(VaswaniPreTrainedModel):
         )
 
 
-class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, GenerationMixin):
+class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, VaswaniGenerationMixin):
     """Translate: the model with its projection to words, its loss, and `generate()`.
 
     Parameters
@@ -1008,6 +1055,21 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, GenerationMixin):
             encoder_hidden_states=outputs.encoder_hidden_states,
             encoder_attentions=outputs.encoder_attentions,
         )
+
+    def get_decoder_states(self, **inputs: Any) -> torch.Tensor:
+        """Return the decoder's states before their projection to words.
+
+        Parameters
+        ----------
+        **inputs : Any
+            Inputs of the model.
+
+        Returns
+        -------
+        torch.Tensor
+            States of shape (batch, target, d_model).
+        """
+        return self.model(**inputs, use_cache=False).last_hidden_state
 
     def prepare_decoder_input_ids_from_labels(self, labels: torch.Tensor) -> torch.Tensor:
         """Shift labels right by one position, with the start symbol before the first real one.

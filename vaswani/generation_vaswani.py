@@ -1,0 +1,808 @@
+"""The paper's beam search behind `generate()`, and the scoring of given translations.
+
+Where this reaches into transformers, beside the public `GenerationMixin.generate`:
+
+- `GenerationMixin._beam_search` is what `generate()` calls for beam search; it is replaced.
+- `GenerationMixin._prepare_generation_config` resolves the options of a call; it is extended by ours.
+- `GenerationMixin._has_unfinished_sequences` and `_update_model_kwargs_for_generation` are called.
+- `GenerationConfig._eos_token_tensor`, `_pad_token_tensor` and `_decoder_start_token_tensor` are read.
+- `MinLengthLogitsProcessor`, `MinNewTokensLengthLogitsProcessor`, `MaxLengthCriteria` and `EosTokenCriteria` are
+  recognised, and their attributes read instead of calling them.
+
+Dimension letters in shape comments: B sentences, W beams, R = B W rows, T target length, V vocabulary.
+"""
+
+import bisect
+import copy
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from transformers.generation import (
+    EosTokenCriteria,
+    GenerationConfig,
+    GenerationMixin,
+    LogitsProcessorList,
+    MaxLengthCriteria,
+    MinLengthLogitsProcessor,
+    MinNewTokensLengthLogitsProcessor,
+    StoppingCriteria,
+    StoppingCriteriaList,
+)
+from transformers.generation.utils import GenerateBeamEncoderDecoderOutput
+from transformers.modeling_outputs import BaseModelOutput
+from transformers.utils import ModelOutput
+
+from .configuration_vaswani import VaswaniConfig
+from .decoding_vaswani import BeamDecoder, can_bypass
+
+# Forms of the length penalty: GNMT's ((5 + |Y|) / 6)^alpha, which the paper uses, and transformers' |Y|^alpha.
+LENGTH_PENALTY_FORMS = ("gnmt", "power")
+# Rows whose probabilities are formed at a time when translations are scored.
+ROWS_AT_A_TIME = 512
+
+
+def paper_generation_config(config: VaswaniConfig) -> GenerationConfig:
+    """Return the generation configuration with which `generate(**inputs)` is the paper's decoder.
+
+    Parameters
+    ----------
+    config : VaswaniConfig
+        Configuration of the model; gives the special tokens.
+
+    Returns
+    -------
+    GenerationConfig
+        Beam 4, length penalty 0.6 in GNMT's form, at most 50 words more than the input has.
+
+    Notes
+    -----
+    Section 6.1. Two of its options are this project's own: `length_penalty_form`, "gnmt" or "power" (transformers'
+    |Y|^alpha with transformers' own search), and `max_tokens_beyond_input`, which holds for each sentence by itself
+    and in every generation mode, unless `max_length` or `max_new_tokens` is given.
+    """
+    return GenerationConfig(
+        num_beams=4,
+        length_penalty=0.6,
+        length_penalty_form="gnmt",
+        early_stopping="never",
+        max_tokens_beyond_input=50,
+        pad_token_id=config.pad_token_id,
+        eos_token_id=config.eos_token_id,
+        bos_token_id=config.bos_token_id,
+        decoder_start_token_id=config.decoder_start_token_id,
+    )
+
+
+def length_penalty(length: int, alpha: float) -> float:
+    """Return what the log-probability of a translation is divided by.
+
+    Parameters
+    ----------
+    length : int
+        Number of words, the end symbol included.
+    alpha : float
+        Strength of the penalty.
+
+    Returns
+    -------
+    float
+        ((5 + length) / 6) ** alpha.
+    """
+    return ((5 + length) / 6) ** alpha
+
+
+class InputLengthLimit(StoppingCriteria):
+    """End each sentence at a length of its own.
+
+    Parameters
+    ----------
+    columns : torch.Tensor
+        For each sentence, the number of columns at which its rows end, start symbol and padding included.
+    """
+
+    def __init__(self, columns: torch.Tensor) -> None:
+        self.columns = columns
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+        """Tell which rows are at their end.
+
+        Parameters
+        ----------
+        input_ids : torch.Tensor
+            Words so far, of shape (rows, length); each sentence has the same number of rows.
+        scores : Any
+            Not used.
+        **kwargs : Any
+            Not used.
+
+        Returns
+        -------
+        torch.Tensor
+            True for each row that is at its end.
+        """
+        rows_per_sentence = len(input_ids) // len(self.columns)
+        return (input_ids.shape[1] >= self.columns).repeat_interleave(rows_per_sentence).to(input_ids.device)
+
+
+@dataclass
+class TranslationScores(ModelOutput):
+    """How probable given translations are.
+
+    Parameters
+    ----------
+    sequences_scores : torch.Tensor | None, default=None
+        Log-probability divided by the length penalty, of shape (batch): what beam search calls by this name.
+    log_probs : torch.Tensor | None, default=None
+        Log-probability of each translation, of shape (batch).
+    lengths : torch.Tensor | None, default=None
+        Number of words of each translation, the end symbol included, of shape (batch).
+    token_log_probs : torch.Tensor | None, default=None
+        Log-probability of each word, of shape (batch, target); 0 where there is none.
+    """
+
+    sequences_scores: torch.Tensor | None = None
+    log_probs: torch.Tensor | None = None
+    lengths: torch.Tensor | None = None
+    token_log_probs: torch.Tensor | None = None
+
+
+@dataclass
+class _Hypothesis:
+    """A translation, stored as the last of its words and the beam that it continues."""
+
+    score: float
+    step: int
+    parent: int
+    word: int
+
+
+@dataclass
+class _Sentence:
+    """The search for one sentence: its open beams, step by step, and what is finished."""
+
+    length: int  # words so far
+    limit: int
+    beams: int
+    wanted: int
+    alpha: float
+    ends_when_full: bool
+    finished: list[_Hypothesis] = field(default_factory=list)  # best first
+    unfinished: list[_Hypothesis] = field(default_factory=list)  # best first
+    steps: list[list[tuple[float, int, int]]] = field(default_factory=list)  # log P, parent, word of the open beams
+    is_over: bool = False
+
+    def take(self, candidates: list[tuple[float, int, int, bool]]) -> None:
+        """Finish every candidate that ends, keep the best others open, and see whether the search is over."""
+        self.length += 1
+        penalty = length_penalty(self.length, self.alpha)
+        still_open: list[tuple[float, int, int]] = []
+        for log_prob, parent, word, ends in candidates:  # best first
+            if log_prob == float("-inf"):
+                break
+            if ends:
+                ended = _Hypothesis(log_prob / penalty, len(self.steps), parent, word)
+                bisect.insort(self.finished, ended, key=lambda hypothesis: -hypothesis.score)
+            elif len(still_open) < self.beams:
+                still_open.append((log_prob, parent, word))
+
+        if self.length == self.limit:
+            self.unfinished = [_Hypothesis(log_prob / penalty, len(self.steps), *rest) for log_prob, *rest in still_open]
+        self.steps.append(still_open)
+        self.is_over = self.length == self.limit or not still_open or self._is_decided(still_open[0][0])
+
+    def _is_decided(self, best_open: float) -> bool:
+        if self.ends_when_full and len(self.finished) >= self.beams:
+            return True
+        if len(self.finished) < self.wanted:
+            return False
+        most_favourable = max(length_penalty(length, self.alpha) for length in (self.length + 1, self.limit))
+        return self.finished[self.wanted - 1].score >= best_open / most_favourable
+
+    def best(self) -> list[_Hypothesis]:
+        """Return the wanted number of hypotheses, best first; unfinished ones only for want of finished ones."""
+        missing = max(self.wanted - len(self.finished), 0)
+        chosen = self.finished[: self.wanted] + self.unfinished[:missing]
+        return sorted(chosen, key=lambda hypothesis: -hypothesis.score)
+
+    def trace(self, hypothesis: _Hypothesis) -> tuple[list[int], list[int]]:
+        """Return a hypothesis' words, and the beam that each of them continued."""
+        words, parents = [hypothesis.word], [hypothesis.parent]
+        for step in reversed(self.steps[: hypothesis.step]):
+            _, parent, word = step[parents[-1]]
+            words.append(word)
+            parents.append(parent)
+        return words[::-1], parents[::-1]
+
+
+class _PlainDecoder:
+    """Decode beams through the model's `forward`, whatever wraps it, with a cache of transformers."""
+
+    can_drop = False
+
+    def __init__(self, model: Any, model_kwargs: dict[str, Any], beams: int) -> None:
+        self._model = model
+        self._kwargs = model_kwargs
+        self._beams = beams
+        self.outputs: list[Any] = []
+        self._records = model_kwargs.get("output_attentions") or model_kwargs.get("output_hidden_states")
+
+    def start(self, prompt: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        """Return the logits (B, V) after the prompt (B, T); its mask stands among the model's arguments."""
+        del attention_mask
+        self._sequences = prompt.repeat_interleave(self._beams, dim=0)  # (R, T)
+        cache = self._kwargs.get("past_key_values")
+        new_length = None if cache is None else prompt.shape[1] - cache.get_seq_length()
+        return self._forward(new_length, is_first_iteration=True)[:: self._beams]
+
+    def advance(self, words: torch.Tensor, parents: torch.Tensor) -> torch.Tensor:
+        """Return the logits (R, V) after words (B, W), which continue the beams `parents` (B, W)."""
+        rows = (torch.arange(len(parents), device=parents.device).unsqueeze(-1) * self._beams + parents).flatten()
+        self._sequences = torch.cat((self._sequences[rows], words.reshape(-1, 1)), dim=-1)
+        cache = self._kwargs.get("past_key_values")
+        if cache is not None:
+            cache.reorder_cache(rows)
+        return self._forward(None if cache is None else 1)
+
+    def logits(self, logits: torch.Tensor) -> torch.Tensor:
+        """Return the logits in the precision of the search."""
+        return logits.to(torch.promote_types(logits.dtype, torch.float32))
+
+    def _forward(self, new_length: int | None, **kwargs: Any) -> torch.Tensor:
+        inputs = self._model.prepare_inputs_for_generation(
+            self._sequences, next_sequence_length=new_length, **kwargs, **self._kwargs
+        )
+        outputs = self._model(**inputs, return_dict=True)
+        self._kwargs = self._model._update_model_kwargs_for_generation(outputs, self._kwargs, is_encoder_decoder=True)
+        if self._records:
+            self.outputs.append(outputs)
+        return outputs.logits[:, -1].to(self._sequences.device)
+
+
+class _Search:
+    """The search for a batch of sentences: one step after the other, until each sentence is over.
+
+    A sentence that is over leaves its place to another, so that the decoders have rows only for open ones. What a
+    user's processors and criteria see is laid out as in transformers nevertheless: all sentences in their order, the
+    finished ones with their last rows.
+    """
+
+    def __init__(
+        self,
+        decoders: Sequence[Any],
+        sentences: list[_Sentence],
+        prompt: torch.Tensor,
+        pad: int,
+        banned: list[int],
+        endings: set[int],
+        min_columns: int,
+        processors: LogitsProcessorList,
+        criteria: StoppingCriteriaList,
+        output_scores: bool,
+        output_logits: bool,
+    ) -> None:
+        self._decoders = decoders
+        self._sentences = sentences
+        self._beams = sentences[0].beams
+        self._count = max(2, 1 + len(endings)) * self._beams  # continuations looked at in each step
+        self._places = list(range(len(sentences)))  # which sentence stands at each place of the decoders
+        self._columns = prompt.shape[1]
+        self._pad = pad
+        self._banned = banned
+        self._endings = endings
+        self._min_columns = min_columns
+        self._processors = processors
+        self._criteria = criteria
+        self._sequences = prompt.unsqueeze(1).expand(-1, self._beams, -1)  # (B, W, T)
+        self._candidates = prompt.unsqueeze(1).expand(-1, self._count, -1)  # (B, count, T)
+        self._log_probs: torch.Tensor | None = None  # (B, W, V), of all sentences
+        self.scores: tuple[torch.Tensor, ...] | None = () if output_scores else None
+        self.logits: tuple[torch.Tensor, ...] | None = () if output_logits else None
+
+    def start(self, prompt: torch.Tensor, attention_mask: torch.Tensor, log_probs: torch.Tensor) -> None:
+        """Decode the prompts (B, T), whose own log-probabilities are `log_probs` (B)."""
+        self._states = [decoder.start(prompt, attention_mask) for decoder in self._decoders]
+        self._scores = log_probs.unsqueeze(-1)  # (B, beams that are open)
+
+    def step(self) -> bool:
+        """Continue all open sentences by one word, and tell whether one of them is still open."""
+        log_probs, parents, words = self._best_continuations()
+        endings = self._which_end(parents, words)
+        rows = zip(log_probs.tolist(), parents.tolist(), words.tolist(), endings, strict=True)
+        for index, row in zip(self._places, rows, strict=True):
+            if not self._sentences[index].is_over:
+                self._sentences[index].take(list(zip(*row, strict=True)))
+        if all(self._sentences[index].is_over for index in self._places):
+            return False
+        self._drop_what_is_over()
+        self._advance()
+        return True
+
+    def idle(self) -> None:
+        """Repeat the last step's work, for other processes that still need this one's share of the weights."""
+        self._advance()
+
+    def _best_continuations(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return log P, parent and word (B, count) of the best continuations of each sentence."""
+        places, width = self._scores.shape
+        values, words = self._best_words(width)  # (B width, up to count)
+        per_row = values.shape[-1]
+        totals = (values.to(self._scores.dtype).view(places, width, per_row) + self._scores.unsqueeze(-1)).flatten(1)
+        best, index = totals.topk(min(self._count, totals.shape[-1]))
+        missing = (0, self._count - best.shape[-1])  # a small vocabulary has fewer
+        best = torch.nn.functional.pad(best, missing, value=float("-inf"))
+        index = torch.nn.functional.pad(index, missing)
+        return best, index // per_row, words.view(places, -1).gather(1, index)
+
+    def _best_words(self, width: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return log-probabilities and words (B width, up to count) of the best words after each open beam."""
+        banned = self._banned
+        if self._columns < self._min_columns:
+            banned = sorted({*banned, *self._endings})
+        keeps_all = self._processors or self.scores is not None or self.logits is not None
+        if len(self._decoders) == 1 and isinstance(self._decoders[0], BeamDecoder) and not keeps_all:
+            return self._decoders[0].best_words(self._states[0], self._count, banned)
+
+        logits = [decoder.logits(states) for decoder, states in zip(self._decoders, self._states, strict=True)]
+        log_probs = _mean_log_probs(torch.stack([each.log_softmax(dim=-1) for each in logits]))
+        if keeps_all:
+            log_probs = self._process(log_probs, logits[0], width)
+        log_probs[:, banned] = float("-inf")
+        return log_probs.topk(min(self._count, log_probs.shape[-1]))
+
+    def _process(self, log_probs: torch.Tensor, logits: torch.Tensor, width: int) -> torch.Tensor:
+        """Let the user's processors change log-probabilities, and record what was asked for."""
+        every = self._beams // width  # the first step has one row for each sentence, transformers has all beams
+        rows = log_probs.repeat_interleave(every, dim=0).unflatten(0, (-1, self._beams))  # (places, W, V)
+        if self._log_probs is None:
+            self._log_probs = rows.clone()
+        self._log_probs[self._places] = rows
+        processed = self._processors(self._sequences.flatten(0, 1), self._log_probs.flatten(0, 1))  # (R, V)
+        if self.logits is not None:
+            self.logits += (logits.repeat_interleave(every, dim=0),)
+        if self.scores is not None:
+            self.scores += (processed.clone(),)
+        return processed.unflatten(0, (-1, self._beams))[self._places, :width].flatten(0, 1)
+
+    def _which_end(self, parents: torch.Tensor, words: torch.Tensor) -> list[list[bool]]:
+        """Tell of each continuation (B, count) whether it ends there."""
+        endings = [[word in self._endings for word in row] for row in words.tolist()]
+        if not self._criteria:
+            return endings
+        self._candidates = self._continue(self._candidates, parents, words)
+        stopped = self._criteria(self._candidates.flatten(0, 1), self.scores).unflatten(0, (-1, self._count))
+        return (torch.tensor(endings, device=stopped.device) | stopped[self._places]).tolist()
+
+    def _continue(self, old: torch.Tensor, parents: torch.Tensor, words: torch.Tensor) -> torch.Tensor:
+        """Return `old` (B, any, T) with one word more: open sentences continue their beams, others get padding."""
+        new = torch.nn.functional.pad(old, (0, 1), value=self._pad)
+        of_beams = self._sequences[self._places]
+        past = of_beams.gather(1, parents.unsqueeze(-1).expand(-1, -1, of_beams.shape[-1]))
+        new[self._places] = torch.cat((past, words.unsqueeze(-1)), dim=-1)
+        return new
+
+    def _drop_what_is_over(self) -> None:
+        """Fill the places of sentences that are over with the last ones that are not."""
+        records = self.scores is not None or self.logits is not None  # of all sentences, to the end
+        if records or not all(decoder.can_drop for decoder in self._decoders):
+            return
+        order = [place for place, index in enumerate(self._places) if not self._sentences[index].is_over]
+        kept = len(order)
+        moving = [place for place in order if place >= kept]
+        staying = {place for place in order if place < kept}
+        order = [place if place in staying else moving.pop() for place in range(kept)]
+        self._places = [self._places[place] for place in order]
+        for decoder in self._decoders:
+            decoder.keep(order)
+
+    def _advance(self) -> None:
+        """Hand the open beams of the last step to the decoders."""
+        dead = (float("-inf"), 0, self._pad)
+        beams = []
+        for index in self._places:
+            sentence = self._sentences[index]
+            still_open = [] if sentence.is_over else sentence.steps[-1]
+            beams.append(still_open + [dead] * (self._beams - len(still_open)))
+        device = self._sequences.device
+        log_probs, parents, words = (
+            torch.tensor([[beam[part] for beam in row] for row in beams], dtype=dtype, device=device)
+            for part, dtype in enumerate((torch.float64, torch.long, torch.long))
+        )
+        if self._processors or self._criteria:
+            self._sequences = self._continue(self._sequences, parents, words)
+        self._columns += 1
+        self._scores = log_probs
+        self._states = [decoder.advance(words, parents) for decoder in self._decoders]
+
+
+def _mean_log_probs(log_probs: torch.Tensor) -> torch.Tensor:
+    """Return the logarithm of the mean probability over models, for logarithms (models, ...)."""
+    return log_probs[0] if len(log_probs) == 1 else log_probs.logsumexp(dim=0) - math.log(len(log_probs))
+
+
+class VaswaniGenerationMixin(GenerationMixin):
+    """Give `generate()` the paper's beam search, and score given translations."""
+
+    def generate(
+        self,
+        inputs: torch.Tensor | None = None,
+        generation_config: GenerationConfig | None = None,
+        logits_processor: LogitsProcessorList | None = None,
+        stopping_criteria: StoppingCriteriaList | None = None,
+        *args: Any,
+        ensemble: Sequence[Any] | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Translate: as transformers' `generate()`, which has the documentation of everything that is not here.
+
+        Parameters
+        ----------
+        inputs : torch.Tensor | None, default=None
+            Source words, of shape (batch, source); also under the name `input_ids`.
+        generation_config : GenerationConfig | None, default=None
+            Options of the search. By default those of the model; `paper_generation_config` makes the paper's.
+        logits_processor : LogitsProcessorList | None, default=None
+            Further processors of log-probabilities.
+        stopping_criteria : StoppingCriteriaList | None, default=None
+            Further criteria that end a translation.
+        *args : Any
+            Further arguments of `GenerationMixin.generate`.
+        ensemble : Sequence[Any] | None, default=None
+            Other models with the same vocabulary. The search then follows the mean of all models' probabilities.
+        **kwargs : Any
+            Further arguments of `GenerationMixin.generate`, options of the search, and inputs of the model:
+            `attention_mask`, and `decoder_input_ids` with `decoder_attention_mask` (padded on the left) to force
+            how translations begin.
+
+        Returns
+        -------
+        Any
+            Words of shape (batch * num_return_sequences, length), or what `return_dict_in_generate` asks for.
+        """
+        settings: list[dict[str, Any]] = [vars(self.generation_config)]
+        if generation_config is not None:
+            settings.insert(0, vars(generation_config))
+        settings.insert(0, kwargs)
+
+        def setting(name: str) -> Any:
+            return next((source[name] for source in settings if source.get(name) is not None), None)
+
+        beyond = setting("max_tokens_beyond_input")
+        if beyond is not None and setting("max_length") is None and setting("max_new_tokens") is None:
+            columns = self._last_columns(beyond, inputs, kwargs)
+            stopping_criteria = StoppingCriteriaList([*(stopping_criteria or ()), InputLengthLimit(columns)])
+            prompt = kwargs.get("decoder_input_ids")
+            max_length = max(int(columns.max()), 0 if prompt is None else prompt.shape[1] + 2)
+            if generation_config is None:
+                kwargs["max_length"] = max_length
+            else:
+                generation_config = copy.copy(generation_config)
+                generation_config.max_length = max_length
+        if ensemble:
+            kwargs.update(ensemble=list(ensemble), custom_generate=type(self)._beam_search)
+        return super().generate(inputs, generation_config, logits_processor, stopping_criteria, *args, **kwargs)
+
+    def _last_columns(self, beyond: int, inputs: torch.Tensor | None, kwargs: dict[str, Any]) -> torch.Tensor:
+        """Return for each sentence the number of columns, from the start symbol on, in which it must end."""
+        mask = kwargs.get("attention_mask")
+        if mask is not None:
+            lengths = mask.long().sum(dim=-1)
+            if not lengths.all():
+                empty = int((lengths == 0).nonzero()[0])
+                raise ValueError(f"Sentence {empty} of the batch has no word: its attention_mask is all 0.")
+        else:
+            encoded = kwargs.get("encoder_outputs")
+            given = (inputs, kwargs.get("input_ids"), kwargs.get("inputs_embeds"), encoded and encoded[0])
+            source = next((each for each in given if each is not None), None)
+            if source is None:
+                raise ValueError("Give the source: input_ids, inputs_embeds or encoder_outputs.")
+            lengths = torch.full(source.shape[:1], source.shape[1], device=source.device)
+        limits = lengths + beyond
+        if self.config.position_encoding == "learned":
+            limits = limits.clamp(max=self.config.max_position_embeddings)
+        prompt_mask = kwargs.get("decoder_attention_mask")
+        padding = 0 if prompt_mask is None else (prompt_mask == 0).sum(dim=-1)
+        return limits + padding + 1  # the start symbol is no part of the output
+
+    def _prepare_generation_config(
+        self, generation_config: GenerationConfig | None, **kwargs: Any
+    ) -> tuple[GenerationConfig, dict[str, Any]]:
+        """Resolve and check this project's own options too."""
+        prepared, model_kwargs = super()._prepare_generation_config(generation_config, **kwargs)
+        for name in ("length_penalty_form", "max_tokens_beyond_input"):
+            if name in model_kwargs:
+                setattr(prepared, name, model_kwargs.pop(name))
+        form = getattr(prepared, "length_penalty_form", None)
+        if form not in (None, *LENGTH_PENALTY_FORMS):
+            raise ValueError(f"length_penalty_form is {form!r}; it must be one of {LENGTH_PENALTY_FORMS}.")
+        beyond = getattr(prepared, "max_tokens_beyond_input", None)
+        if beyond is not None and (not isinstance(beyond, int) or beyond < 0):
+            raise ValueError(f"max_tokens_beyond_input is {beyond!r}; it must be an integer, 0 or more.")
+        return prepared, model_kwargs
+
+    def _beam_search(
+        self,
+        input_ids: torch.Tensor,
+        logits_processor: LogitsProcessorList,
+        stopping_criteria: StoppingCriteriaList,
+        generation_config: GenerationConfig,
+        synced_gpus: bool = False,
+        inputs_tensor: torch.Tensor | None = None,
+        ensemble: Sequence[Any] = (),
+        **model_kwargs: Any,
+    ) -> Any:
+        """Search as the paper does where the options say so, otherwise as transformers does."""
+        is_paper_search = getattr(generation_config, "length_penalty_form", None) == "gnmt"
+        if not is_paper_search or generation_config.do_sample:
+            if ensemble:
+                raise ValueError(
+                    "An ensemble needs the paper's search: length_penalty_form='gnmt' and do_sample=False."
+                )
+            return super()._beam_search(
+                input_ids, logits_processor, stopping_criteria, generation_config, synced_gpus, **model_kwargs
+            )
+        beams = generation_config.num_beams
+        prompt = input_ids[::beams]  # (B, T); the rows of a sentence are copies
+        prompt_mask = model_kwargs.get("decoder_attention_mask")
+        prompt_mask = torch.ones_like(prompt) if prompt_mask is None else prompt_mask[::beams]
+        sentences = _sentences(prompt_mask, stopping_criteria, generation_config)
+
+        members = [(self, model_kwargs), *_encode_for(ensemble, self.config, inputs_tensor, model_kwargs, beams)]
+        decoders = [_decoder_of(model, arguments, generation_config, synced_gpus) for model, arguments in members]
+        is_simple = all(type(processor) in _MINIMUM_LENGTHS for processor in logits_processor)
+        pad, banned, endings = _special_words(generation_config, stopping_criteria)
+        search = _Search(
+            decoders,
+            sentences,
+            prompt,
+            pad=pad,
+            banned=banned,
+            endings=endings,
+            min_columns=max([_min_columns(each) for each in logits_processor if is_simple], default=0),
+            processors=LogitsProcessorList() if is_simple else logits_processor,
+            criteria=StoppingCriteriaList(each for each in stopping_criteria if type(each) not in _OWN_CRITERIA),
+            output_scores=generation_config.return_dict_in_generate and generation_config.output_scores,
+            output_logits=generation_config.return_dict_in_generate and generation_config.output_logits,
+        )
+        # What is forced is part of the translation, and so is its probability.
+        forced = prompt[:, 1:].masked_fill(prompt_mask[:, :-1] == 0, IGNORED)
+        log_probs = torch.zeros(len(prompt), dtype=torch.float64, device=prompt.device)
+        if forced.shape[1] > 0:
+            unexpanded = [(model, _first_rows(arguments, beams)) for model, arguments in members]
+            log_probs = _force_decode(unexpanded, prompt[:, :-1], prompt_mask[:, :-1], forced).double().sum(dim=-1)
+
+        search.start(prompt, prompt_mask, log_probs)
+        is_open = True
+        while self._has_unfinished_sequences(not is_open, synced_gpus, device=prompt.device):
+            if is_open:
+                is_open = search.step()
+            else:
+                search.idle()
+        return _collect(sentences, prompt, pad, search, decoders[0], generation_config, model_kwargs)
+
+    @torch.no_grad()
+    def score(
+        self,
+        labels: torch.Tensor,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        ensemble: Sequence[Any] = (),
+        alpha: float | None = None,
+    ) -> TranslationScores:
+        """Score given translations by forcing the model to produce them.
+
+        Parameters
+        ----------
+        labels : torch.Tensor
+            The translations with their end symbols, of shape (batch, target); -100 fills them up on either side.
+        input_ids : torch.Tensor | None, default=None
+            Source words, of shape (batch, source).
+        attention_mask : torch.Tensor | None, default=None
+            1 for a real source word, 0 for padding. None means that all are real.
+        ensemble : Sequence[Any], default=()
+            Other models with the same vocabulary; words are then scored by the mean of all models' probabilities.
+        alpha : float | None, default=None
+            Strength of the length penalty. By default as the generation configuration says.
+
+        Returns
+        -------
+        TranslationScores
+            Scores under GNMT's length penalty, log-probabilities, and lengths.
+        """
+        alpha = self.generation_config.length_penalty if alpha is None else alpha
+        arguments = {"attention_mask": attention_mask}
+        encoded = self.get_encoder()(input_ids, **arguments)
+        members = [
+            (self, {"encoder_outputs": encoded, **arguments}),
+            *_encode_for(ensemble, self.config, input_ids, arguments, beams=1),
+        ]
+        decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
+        decoder_attention_mask = ((labels != IGNORED).cumsum(dim=-1) > 0).long()
+        token_log_probs = _force_decode(members, decoder_input_ids, decoder_attention_mask, labels)
+        log_probs = token_log_probs.sum(dim=-1)
+        lengths = (labels != IGNORED).sum(dim=-1)
+        penalties = [length_penalty(length, 1.0 if alpha is None else alpha) for length in lengths.tolist()]
+        return TranslationScores(
+            sequences_scores=log_probs / torch.tensor(penalties, dtype=log_probs.dtype, device=log_probs.device),
+            log_probs=log_probs,
+            lengths=lengths,
+            token_log_probs=token_log_probs,
+        )
+
+
+# The label of a position that has no word, as everywhere in transformers.
+IGNORED = -100
+
+# Processors and criteria of transformers whose work the search does itself.
+_MINIMUM_LENGTHS = (MinLengthLogitsProcessor, MinNewTokensLengthLogitsProcessor)
+_OWN_CRITERIA = (MaxLengthCriteria, EosTokenCriteria, InputLengthLimit)
+
+
+def _min_columns(processor: Any) -> int:
+    """Return the number of columns before which a minimum-length processor allows no end."""
+    if isinstance(processor, MinLengthLogitsProcessor):
+        return processor.min_length
+    return processor.prompt_length_to_skip + processor.min_new_tokens
+
+
+def _special_words(config: Any, criteria: StoppingCriteriaList) -> tuple[int, list[int], set[int]]:
+    """Return the padding, the words that are never produced, and those that end a translation."""
+    ends = [each.eos_token_id for each in criteria if isinstance(each, EosTokenCriteria)]
+    endings = set(torch.cat([end.flatten() for end in ends]).tolist()) if ends else set()
+    pad = int(config._pad_token_tensor)
+    never = {pad, *config._decoder_start_token_tensor.flatten().tolist()} - endings
+    return pad, sorted(never), endings
+
+
+def _sentences(prompt_mask: torch.Tensor, criteria: StoppingCriteriaList, config: Any) -> list[_Sentence]:
+    """Begin the search for each sentence of a batch, whose prompts have a mask (B, T)."""
+    width = prompt_mask.shape[1]
+    columns = [min(each.max_length for each in criteria if isinstance(each, MaxLengthCriteria))] * len(prompt_mask)
+    for criterion in criteria:
+        if isinstance(criterion, InputLengthLimit):
+            columns = [min(pair) for pair in zip(columns, criterion.columns.tolist(), strict=True)]
+    sentences = []
+    for index, (real, last) in enumerate(zip(prompt_mask.sum(dim=-1).tolist(), columns, strict=True)):
+        forced, limit = real - 1, last - 1 - (width - real)
+        if forced >= limit:
+            raise ValueError(
+                f"Translation {index} of the batch shall begin with {forced} given words, but may have at most "
+                f"{limit} words. Give fewer, or raise max_new_tokens."
+            )
+        sentences.append(
+            _Sentence(
+                length=forced,
+                limit=limit,
+                beams=config.num_beams,
+                wanted=config.num_return_sequences,
+                alpha=config.length_penalty,
+                ends_when_full=config.early_stopping is True,
+            )
+        )
+    return sentences
+
+
+def _first_rows(arguments: dict[str, Any], beams: int) -> dict[str, Any]:
+    """Return the source of model arguments, with one row for each sentence instead of one for each beam."""
+    mask = arguments.get("attention_mask")
+    encoded = BaseModelOutput(arguments["encoder_outputs"].last_hidden_state[::beams])
+    return {"encoder_outputs": encoded, "attention_mask": None if mask is None else mask[::beams]}
+
+
+def _encode_for(
+    models: Sequence[Any], config: VaswaniConfig, source: Any, arguments: dict[str, Any], beams: int
+) -> list[tuple[Any, dict[str, Any]]]:
+    """Return further members of an ensemble with the arguments for their decoders, expanded for beams."""
+    mask = arguments.get("attention_mask")
+    members = []
+    for number, model in enumerate(models, start=2):
+        for name in ("vocab_size", "pad_token_id", "eos_token_id", "decoder_start_token_id"):
+            ours, theirs = getattr(config, name), getattr(model.config, name)
+            if ours != theirs:
+                raise ValueError(
+                    f"The models of an ensemble must have one vocabulary, but {name} is {ours} in the first model "
+                    f"and {theirs} in model {number}."
+                )
+        encoded = model.get_encoder()(source, attention_mask=None if mask is None else mask[::beams])
+        encoded = BaseModelOutput(encoded.last_hidden_state.repeat_interleave(beams, dim=0))
+        kept = {name: arguments[name] for name in ("decoder_attention_mask", "use_cache") if name in arguments}
+        members.append((model, {"encoder_outputs": encoded, "attention_mask": mask, **kept}))
+    return members
+
+
+def _decoder_of(model: Any, arguments: dict[str, Any], config: Any, synced_gpus: bool) -> Any:
+    """Return the decoder for a model: the one that reads its weights where that is right, or its `forward`."""
+    cache = arguments.get("past_key_values")
+    usual = {"encoder_outputs", "attention_mask", "decoder_attention_mask", "use_cache", "past_key_values"}
+    is_usual = not [
+        name
+        for name, value in arguments.items()
+        if name not in {*usual, "logits_to_keep", "position_ids"} and value is not None and value is not False
+    ]
+    if (
+        is_usual
+        and not synced_gpus
+        and arguments.get("use_cache")
+        and config.cache_implementation is None
+        and (cache is None or cache.get_seq_length() == 0)
+        and model.may_take_fast_paths()
+    ):
+        source = _first_rows(arguments, config.num_beams)
+        return BeamDecoder(model, source["encoder_outputs"].last_hidden_state, source["attention_mask"])
+    return _PlainDecoder(model, arguments, config.num_beams)
+
+
+def _force_decode(
+    members: Sequence[tuple[Any, dict[str, Any]]],
+    decoder_input_ids: torch.Tensor,
+    decoder_attention_mask: torch.Tensor,
+    labels: torch.Tensor,
+) -> torch.Tensor:
+    """Return the log-probability of each label (B, T) under the mean of the models' probabilities, 0 at -100."""
+    real = labels != IGNORED
+    words = labels[real].unsqueeze(-1)
+    of_models = []
+    for model, arguments in members:
+        states = model.get_decoder_states(
+            decoder_input_ids=decoder_input_ids, decoder_attention_mask=decoder_attention_mask, **arguments
+        )[real]
+        parts = [
+            model.lm_head(rows).float().log_softmax(dim=-1).gather(1, row_words)
+            for rows, row_words in zip(states.split(ROWS_AT_A_TIME), words.split(ROWS_AT_A_TIME), strict=True)
+        ]
+        of_models.append(torch.cat(parts).squeeze(-1) if parts else states.new_zeros(0))
+    log_probs = _mean_log_probs(torch.stack(of_models))
+    return torch.zeros(labels.shape, dtype=log_probs.dtype, device=labels.device).masked_scatter(real, log_probs)
+
+
+def _collect(
+    sentences: list[_Sentence],
+    prompt: torch.Tensor,
+    pad: int,
+    search: _Search,
+    decoder: Any,
+    config: Any,
+    model_kwargs: dict[str, Any],
+) -> Any:
+    """Gather the best translations in the form that transformers' beam search returns."""
+    sequences, scores, beam_indices = [], [], []
+    for index, sentence in enumerate(sentences):
+        best = sentence.best()
+        for hypothesis in best:
+            words, parents = sentence.trace(hypothesis)
+            sequences.append(torch.tensor(prompt[index].tolist() + words))
+            beam_indices.append(torch.tensor([index * sentence.beams + parent for parent in parents]))
+            scores.append(hypothesis.score)
+        for _ in range(sentence.wanted - len(best)):  # there are no more
+            sequences.append(prompt[index].cpu())
+            beam_indices.append(torch.tensor([], dtype=torch.long))
+            scores.append(float("-inf"))
+    padded = torch.nn.utils.rnn.pad_sequence(sequences, batch_first=True, padding_value=pad).to(prompt.device)
+    if not config.return_dict_in_generate:
+        return padded
+
+    steps = getattr(decoder, "outputs", [])
+    encoded = model_kwargs["encoder_outputs"]
+
+    def of_steps(name: str, is_wanted: bool) -> Any:
+        return tuple(step[name] for step in steps) if is_wanted else None
+
+    return GenerateBeamEncoderDecoderOutput(
+        sequences=padded,
+        sequences_scores=torch.tensor(scores, device=prompt.device),
+        scores=search.scores,
+        logits=search.logits,
+        beam_indices=torch.nn.utils.rnn.pad_sequence(beam_indices, batch_first=True, padding_value=-1).to(
+            prompt.device
+        ),
+        encoder_attentions=encoded.get("attentions") if config.output_attentions else None,
+        encoder_hidden_states=encoded.get("hidden_states") if config.output_hidden_states else None,
+        decoder_attentions=of_steps("decoder_attentions", config.output_attentions),
+        cross_attentions=of_steps("cross_attentions", config.output_attentions),
+        decoder_hidden_states=of_steps("decoder_hidden_states", config.output_hidden_states),
+    )
+
+
+__all__ = ["VaswaniGenerationMixin", "length_penalty", "paper_generation_config"]
