@@ -146,7 +146,7 @@ def test_a_beam_that_is_wide_enough_finds_the_best_of_all_translations(alpha: fl
 
 def test_each_sentence_ends_at_its_own_length_plus_fifty() -> None:
     model = lively_model()
-    model.generation_config.suppress_tokens = [0, 1]  # it never ends of itself
+    model.generation_config.suppress_tokens = [0, 1, 2]  # it never ends of itself
     rows = [[5, 6, 1], [7, 8, 9, 5, 6, 7, 1], [3, 1]]
     for options in ({}, {"num_beams": 1}, {"length_penalty_form": "power"}, {"do_sample": True}):
         generated = model.generate(**padded(rows), **options)

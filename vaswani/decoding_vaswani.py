@@ -2,18 +2,20 @@
 
 Both compute what the model's own `forward` computes, from the same weights, without what inference does not need.
 Dimension letters in shape comments: B sentences, S source length, M real source words of a batch, Q queries of a
-sentence (the words of a prompt, or its beams), L keys in reach of a query, D d_model, H heads, K d_k, U d_v,
-V vocabulary, C words in a chunk of the vocabulary.
+sentence (the words of a prompt, or its beams), L keys in reach of a query, D d_model, F d_ff, H heads, K d_k, U d_v,
+V vocabulary, C words in a chunk of the vocabulary, P parts of a product that threads take side by side.
 """
 
+import math
 from typing import Any
 
 import torch
 from torch import nn
 from transformers.utils import output_capturing
 
-# Rows whose logits are formed at a time, and words whose maximum is taken first when the best words are looked for.
+# Rows that go through the decoder together: more are no faster, and need more memory.
 ROWS_AT_A_TIME = 128
+# Words whose maximum is taken first when the best words are looked for.
 CHUNK_OF_WORDS = 64
 # Keys for which the cache of a sentence has room at first; it doubles when it is full.
 FIRST_CAPACITY = 128
@@ -103,63 +105,123 @@ def encode_real_words(
     return padded
 
 
-class _Product:
-    """One product for linear layers with the same input, by a transposed copy of their weights.
+class _LayerWeights:
+    """The weights of one decoder layer, each in P parts that threads can take side by side.
 
-    A product of few rows with a transposed weight is up to twice as fast on a CPU. The copy lives as long as one
-    search, so that it cannot grow stale.
+    A part of the projections holds some of the heads, a part of the feed-forward layer some of its inner width; each
+    part has its own share in the layer's output, and the shares are added up.
     """
 
-    def __init__(self, *layers: nn.Linear) -> None:
-        self.weight = torch.cat([layer.weight.detach().t() for layer in layers], dim=1).contiguous()
-        has_bias = layers[0].bias is not None
-        self.bias = torch.cat([layer.bias.detach() for layer in layers]) if has_bias else None
+    def __init__(self, layer: Any, parts: int) -> None:
+        own, cross, feed_forward = layer.self_attn, layer.encoder_attn, layer.feed_forward
+        self.own_projections = _split_outputs(parts, own.q_proj, own.k_proj, own.v_proj)
+        self.own_output = _split_inputs(parts, own.out_proj)
+        self.source_query = _split_outputs(parts, cross.q_proj)
+        self.source_output = _split_inputs(parts, cross.out_proj)
+        self.inner = _split_outputs(parts, feed_forward.fc1)
+        self.outer = _split_inputs(parts, feed_forward.fc2)
 
-    def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
-        return inputs @ self.weight if self.bias is None else torch.addmm(self.bias, inputs, self.weight)
 
-    def added_to(self, residual: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
-        total = torch.addmm(residual, inputs, self.weight)
-        return total if self.bias is None else total.add_(self.bias)
+def _split_outputs(parts: int, *layers: nn.Linear) -> torch.Tensor:
+    """Return the weights of layers with the same input as one product's (P, inputs, outputs / P)."""
+    weights = [layer.weight.detach().unflatten(0, (parts, -1)) for layer in layers]
+    return torch.cat(weights, dim=1).transpose(1, 2).contiguous()
+
+
+def _split_inputs(parts: int, layer: nn.Linear) -> torch.Tensor:
+    """Return the weight of a layer as (P, inputs / P, outputs)."""
+    return layer.weight.detach().t().contiguous().unflatten(0, (parts, -1))
+
+
+class DecoderWeights:
+    """Copies of a decoder's weights, transposed and split among threads, for products of few rows.
+
+    Such products are up to twice as fast with them on a CPU. The copies stay with their model from one search to the
+    next, as long as `fits` holds.
+
+    Parameters
+    ----------
+    model : Any
+        A `VaswaniForConditionalGeneration` of which `can_bypass` holds.
+    parts : int
+        Number of parts; it divides the number of heads and d_ff.
+    """
+
+    def __init__(self, model: Any, parts: int) -> None:
+        self.parts = parts
+        self.layers = [_LayerWeights(layer, parts) for layer in model.model.decoder.layers]
+        words = model.lm_head.weight.detach()  # (V, D), filled up to whole chunks
+        words = nn.functional.pad(words, (0, 0, 0, -len(words) % (parts * CHUNK_OF_WORDS)))
+        self.words = words.unflatten(0, (parts, -1)).transpose(1, 2).contiguous()  # (P, D, V / P)
+        self._state = self._state_of(model)
+
+    @classmethod
+    def of(cls, model: Any) -> "DecoderWeights":
+        """Return the copies that a model keeps, made anew where its weights or the number of threads changed.
+
+        Parameters
+        ----------
+        model : Any
+            A `VaswaniForConditionalGeneration` of which `can_bypass` holds.
+
+        Returns
+        -------
+        DecoderWeights
+            The copies.
+        """
+        common = math.gcd(model.config.num_attention_heads, model.config.d_ff)
+        parts = max(parts for parts in range(1, torch.get_num_threads() + 1) if common % parts == 0)
+        kept = model.decoder_weights
+        if kept is None or kept.parts != parts or not kept._fits(model):
+            model.decoder_weights = kept = None  # free the old copies first
+            model.decoder_weights = kept = cls(model, parts)
+        return kept
+
+    def _fits(self, model: Any) -> bool:
+        marks, products = self._state_of(model)
+        return marks == self._state[0] and torch.equal(products, self._state[1])
+
+    @staticmethod
+    def _state_of(model: Any) -> tuple[list[tuple[int, int]], torch.Tensor]:
+        """Return what changes with the weights: torch's count of changes, and a product for those it does not see."""
+        layers = [*model.model.decoder.layers.modules(), model.lm_head]
+        weights = [layer.weight.detach() for layer in layers if isinstance(layer, nn.Linear)]
+        marks = [(weight.data_ptr(), -1 if weight.is_inference() else weight._version) for weight in weights]
+        probe = torch.arange(1, 1 + max(weight.shape[1] for weight in weights), dtype=weights[0].dtype).sin_()
+        return marks, torch.cat([weight @ probe[: weight.shape[1]] for weight in weights])
 
 
 class _Layer:
-    """The weights of one decoder layer, and the keys and values that its two attentions gather from.
+    """One decoder layer at work: its weights, and the keys and values of many sentences.
 
     The beams of a sentence share its source's keys and values. Those of the target stand where they were written;
     which of them a beam may see is the business of a mask, so nothing is ever reordered.
     """
 
-    def __init__(self, layer: Any, encoded: torch.Tensor) -> None:
+    def __init__(self, layer: Any, weights: _LayerWeights, encoded: torch.Tensor, real: torch.Tensor) -> None:
         config = layer.self_attn.config
-        self.widths = config.d_k, config.d_k, config.d_v
-        self.heads = config.num_attention_heads
+        self.layer = layer
+        self.weights = weights
         self.scaling = layer.self_attn.scaling
-        own, cross, feed_forward = layer.self_attn, layer.encoder_attn, layer.feed_forward
-        self.own_projections = _Product(own.q_proj, own.k_proj, own.v_proj)
-        self.own_output = _Product(own.out_proj)
-        self.own_norm = layer.self_attn_layer_norm
-        self.source_query = _Product(cross.q_proj)
-        self.source_output = _Product(cross.out_proj)
-        self.source_norm = layer.encoder_attn_layer_norm
-        self.inner = _Product(feed_forward.fc1)
-        self.activation = feed_forward.activation
-        self.outer = _Product(feed_forward.fc2)
-        self.norm = layer.feed_forward_layer_norm
+        self.widths = config.d_k, config.d_k, config.d_v
+        self.parts = len(weights.inner)
+        self.heads = config.num_attention_heads // self.parts  # of each part
 
-        self.source_keys = self._heads(cross.k_proj(encoded), config.d_k).contiguous()  # (B, H, S, K)
-        self.source_values = self._heads(cross.v_proj(encoded), config.d_v).contiguous()  # (B, H, S, U)
-        self.keys = encoded.new_empty(len(encoded), self.heads, 0, config.d_k)
-        self.values = encoded.new_empty(len(encoded), self.heads, 0, config.d_v)
+        def gathered_from(projection: nn.Linear, width: int) -> torch.Tensor:
+            projected = encoded.new_zeros(real.numel(), projection.out_features)
+            projected[real.flatten()] = projection(encoded[real])
+            return projected.view(*real.shape, self.parts, self.heads, width).permute(0, 2, 3, 1, 4)
 
-    def _heads(self, projected: torch.Tensor, width: int) -> torch.Tensor:
-        return projected.unflatten(-1, (-1, width)).transpose(1, 2)  # (B, Q, H K) -> (B, H, Q, K)
+        self.source_keys = gathered_from(layer.encoder_attn.k_proj, config.d_k).mT.contiguous()  # (B, P, H/P, K, S)
+        self.source_values = gathered_from(layer.encoder_attn.v_proj, config.d_v).contiguous()  # (B, P, H/P, S, U)
+        self.keys = encoded.new_empty(len(real), self.parts, self.heads, 0, config.d_k)
+        self.values = encoded.new_empty(len(real), self.parts, self.heads, 0, config.d_v)
 
     def make_room(self, capacity: int) -> None:
         for name in ("keys", "values"):
             old = getattr(self, name)
-            new = old.new_empty(*old.shape[:2], capacity, old.shape[-1])
-            new[:, :, : old.shape[2]] = old
+            new = old.new_empty(*old.shape[:3], capacity, old.shape[-1])
+            new[..., : old.shape[3], :] = old
             setattr(self, name, new)
 
     def move(self, source: int, target: int) -> None:
@@ -167,43 +229,74 @@ class _Layer:
             cached[target] = cached[source]
 
     def __call__(
-        self, states: torch.Tensor, sentences: int, visible: torch.Tensor, visible_source: torch.Tensor
+        self, states: torch.Tensor, sentences: slice, visible: torch.Tensor, visible_source: torch.Tensor
     ) -> torch.Tensor:
-        """Apply the layer to states (B Q, D); the masks are (B H, Q, L) and (B H, 1, S)."""
+        """Apply the layer to the states (B Q, D) of some sentences; the masks are (B H, Q, L) and (B H, 1, S)."""
+        layer, weights = self.layer, self.weights
+        own, cross, feed_forward = layer.self_attn, layer.encoder_attn, layer.feed_forward
         queries, slots = visible.shape[1:]
-        projected = self.own_projections(states).view(sentences, queries, -1)
-        widths = [self.heads * width for width in self.widths]
-        query, key, value = (
-            self._heads(part, width)
-            for part, width in zip(projected.split(widths, dim=-1), self.widths, strict=True)
-        )
-        self.keys[:sentences, :, slots - queries : slots] = key
-        self.values[:sentences, :, slots - queries : slots] = value
-        attended = self._attend(query, self.keys[:sentences, :, :slots], self.values[:sentences, :, :slots], visible)
-        states = self._normalise(self.own_norm, self.own_output.added_to(states, attended))
 
-        query = self._heads(self.source_query(states).view(sentences, queries, -1), self.widths[0])
-        attended = self._attend(
-            query, self.source_keys[:sentences], self.source_values[:sentences], visible_source
-        )
-        states = self._normalise(self.source_norm, self.source_output.added_to(states, attended))
+        biases = (own.q_proj.bias, own.k_proj.bias, own.v_proj.bias)
+        query, key, value = self._heads(self._product(states, weights.own_projections, biases), queries, self.widths)
+        new = slice(slots - queries, slots)
+        self.keys[sentences, ..., new, :] = key
+        self.values[sentences, ..., new, :] = value
+        keys, values = self.keys[sentences, ..., :slots, :].mT, self.values[sentences, ..., :slots, :]
+        attended = self._attend(query, keys, values, visible)
+        states = self._add_and_normalise(states, attended, weights.own_output, own.out_proj, layer.self_attn_layer_norm)
 
-        transformed = self.activation(self.inner(states))
-        return self._normalise(self.norm, self.outer.added_to(states, transformed))
+        projected = self._product(states, weights.source_query, (cross.q_proj.bias,))
+        (query,) = self._heads(projected, queries, self.widths[:1])
+        attended = self._attend(query, self.source_keys[sentences], self.source_values[sentences], visible_source)
+        states = self._add_and_normalise(
+            states, attended, weights.source_output, cross.out_proj, layer.encoder_attn_layer_norm
+        )
+
+        inner = self._product(states, weights.inner, (feed_forward.fc1.bias,))
+        inner = inner.relu_() if isinstance(feed_forward.activation, nn.ReLU) else feed_forward.activation(inner)
+        return self._add_and_normalise(states, inner, weights.outer, feed_forward.fc2, layer.feed_forward_layer_norm)
+
+    def _product(
+        self, states: torch.Tensor, weight: torch.Tensor, biases: tuple[torch.Tensor | None, ...]
+    ) -> torch.Tensor:
+        """Return (P, B Q, outputs / P) for states (B Q, D)."""
+        states = states.expand(self.parts, -1, -1)
+        if biases[0] is None:
+            return torch.bmm(states, weight)
+        bias = torch.cat([bias.unflatten(0, (self.parts, 1, -1)) for bias in biases], dim=-1)  # type: ignore[union-attr]
+        return torch.baddbmm(bias, states, weight)
+
+    def _heads(self, projected: torch.Tensor, queries: int, widths: tuple[int, ...]) -> list[torch.Tensor]:
+        """Return a (B, P, H / P, Q, K) for each width, from (P, B Q, widths H / P)."""
+        projected = projected.unflatten(1, (-1, queries))
+        parts = projected.split([self.heads * width for width in widths], dim=-1)
+        return [
+            part.unflatten(-1, (self.heads, width)).permute(1, 0, 3, 2, 4)
+            for part, width in zip(parts, widths, strict=True)
+        ]
 
     def _attend(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, visible: torch.Tensor
+        self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, visible: torch.Tensor
     ) -> torch.Tensor:
-        sentences, _, queries, _ = query.shape
-        query, key, value = query.flatten(0, 1), key.flatten(0, 1), value.flatten(0, 1)  # (B H, ...)
-        visible = visible.expand(-1, queries, -1)
-        scores = torch.baddbmm(visible, query, key.transpose(1, 2), alpha=self.scaling)  # (B H, Q, L)
-        attended = scores.softmax(dim=-1) @ value  # (B H, Q, U)
-        return attended.unflatten(0, (sentences, -1)).transpose(1, 2).reshape(sentences * queries, -1)  # (B Q, H U)
+        """Return (P, B Q, U H / P) for queries (B, P, H / P, Q, K) and keys (B, P, H / P, K, L)."""
+        sentences, _, _, queries, _ = query.shape
+        query, keys, values = query.flatten(0, 2), keys.flatten(0, 2), values.flatten(0, 2)  # (B H, ...)
+        scores = torch.baddbmm(visible.expand(-1, queries, -1), query, keys, alpha=self.scaling)  # (B H, Q, L)
+        attended = torch.bmm(scores.softmax(dim=-1), values)  # (B H, Q, U)
+        attended = attended.view(sentences, self.parts, self.heads, queries, -1).permute(1, 0, 3, 2, 4)
+        return attended.reshape(self.parts, sentences * queries, -1)
 
-    @staticmethod
-    def _normalise(norm: nn.LayerNorm, states: torch.Tensor) -> torch.Tensor:
-        return nn.functional.layer_norm(states, norm.normalized_shape, norm.weight, norm.bias, norm.eps)
+    def _add_and_normalise(
+        self, states: torch.Tensor, inputs: torch.Tensor, weight: torch.Tensor, layer: nn.Linear, norm: nn.LayerNorm
+    ) -> torch.Tensor:
+        """Return the norm of the states (B Q, D) plus the product of inputs (P, B Q, inputs / P)."""
+        if self.parts == 1:
+            total = torch.addmm(states, inputs[0], weight[0])
+        else:
+            total = torch.bmm(inputs, weight).sum(dim=0).add_(states)
+        if layer.bias is not None:
+            total.add_(layer.bias)
+        return nn.functional.layer_norm(total, norm.normalized_shape, norm.weight, norm.bias, norm.eps)
 
 
 class BeamDecoder:
@@ -228,17 +321,18 @@ class BeamDecoder:
 
     def __init__(self, model: Any, encoded: torch.Tensor, attention_mask: torch.Tensor | None) -> None:
         self._stack = model.model.decoder
-        self._layers = [_Layer(layer, encoded) for layer in self._stack.layers]
-        self._projection = _Product(model.lm_head)
-        width = -(-model.config.vocab_size // CHUNK_OF_WORDS) * CHUNK_OF_WORDS
-        self._logits = encoded.new_empty(ROWS_AT_A_TIME, width)
+        self._vocab_size = model.config.vocab_size
+        self._weights = DecoderWeights.of(model)
+        real = torch.ones(encoded.shape[:2], dtype=torch.bool) if attention_mask is None else attention_mask.bool()
+        self._layers = [
+            _Layer(layer, weights, encoded, real)
+            for layer, weights in zip(self._stack.layers, self._weights.layers, strict=True)
+        ]
+        self._heads = model.config.num_attention_heads
+        unseen = torch.zeros(real.shape, dtype=encoded.dtype).masked_fill_(~real, torch.finfo(encoded.dtype).min)
+        self._source_visible = unseen[:, None, None].repeat(1, self._heads, 1, 1)  # (B, H, 1, S)
+        self._logits = encoded.new_empty(0)
         self._make_room(FIRST_CAPACITY)
-
-        source_visible = encoded.new_zeros(encoded.shape[:2])
-        if attention_mask is not None:
-            source_visible.masked_fill_(attention_mask == 0, torch.finfo(encoded.dtype).min)
-        heads = model.config.num_attention_heads
-        self._source_visible = source_visible[:, None, None].repeat(1, heads, 1, 1)  # (B, H, 1, S)
 
     def start(self, prompt: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
         """Decode the prompt, once for all beams of a sentence.
@@ -318,7 +412,8 @@ class BeamDecoder:
         torch.Tensor
             Scores before the softmax, of shape (rows, vocabulary).
         """
-        return self._projection(states)
+        parts = torch.bmm(states.expand(self._weights.parts, -1, -1), self._weights.words)  # (P, B Q, V / P)
+        return parts.transpose(0, 1).flatten(1)[:, : self._vocab_size]
 
     def best_words(self, states: torch.Tensor, count: int, banned: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
         """Find the most probable words without keeping the probabilities of the others.
@@ -345,48 +440,55 @@ class BeamDecoder:
         return torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
 
     def _best_words(self, states: torch.Tensor, count: int, banned: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
-        logits = self._form_logits(states)  # (B Q, V), filled up with -inf to whole chunks
-        hidden = logits[:, banned]
-        logits[:, banned] = float("-inf")
+        weight = self._weights.words
+        parts, _, width = weight.shape
+        rows = len(states)
+        if self._logits.shape[1:2] != (rows,):
+            self._logits = states.new_empty(parts, rows, width)
+        logits = torch.bmm(states.expand(parts, -1, -1), weight, out=self._logits)  # (P, B Q, V / P)
+        logits[-1, :, self._vocab_size - parts * width + width :] = float("-inf")  # what fills the last chunks up
+        part_of, place_of = [word // width for word in banned], [word % width for word in banned]
+        hidden = logits[part_of, :, place_of]  # (banned, B Q)
+        logits[part_of, :, place_of] = float("-inf")
 
-        chunks = logits.unflatten(-1, (-1, CHUNK_OF_WORDS))  # (B Q, V / C, C)
-        peaks = chunks.amax(dim=-1)  # (B Q, V / C)
+        chunks = logits.unflatten(-1, (-1, CHUNK_OF_WORDS))  # (P, B Q, V / P C, C)
+        peaks = chunks.amax(dim=-1).transpose(0, 1).flatten(1)  # (B Q, V / C)
         # The best words stand in the chunks with the best peaks.
-        of_chunk = peaks.topk(min(count, peaks.shape[-1])).indices  # (B Q, count)
-        in_chunks = chunks.gather(1, of_chunk.unsqueeze(-1).expand(-1, -1, CHUNK_OF_WORDS)).flatten(1)
+        best_chunks = peaks.topk(min(count, peaks.shape[-1])).indices  # (B Q, count)
+        per_part = width // CHUNK_OF_WORDS
+        row_of = torch.arange(rows).unsqueeze(-1)
+        in_chunks = chunks[best_chunks // per_part, row_of, best_chunks % per_part].flatten(1)  # (B Q, count C)
         best, index = in_chunks.topk(min(count, in_chunks.shape[-1]))
-        words = of_chunk.gather(1, index // CHUNK_OF_WORDS) * CHUNK_OF_WORDS + index % CHUNK_OF_WORDS
+        words = best_chunks.gather(1, index // CHUNK_OF_WORDS) * CHUNK_OF_WORDS + index % CHUNK_OF_WORDS
 
-        top = torch.cat((peaks, hidden), dim=-1).amax(dim=-1, keepdim=True)
-        total = logits.sub_(top).exp_().sum(dim=-1, keepdim=True) + (hidden - top).exp_().sum(dim=-1, keepdim=True)
-        return best - (top + total.log()), words
-
-    def _form_logits(self, states: torch.Tensor) -> torch.Tensor:
-        vocab_size = self._projection.weight.shape[1]
-        logits = self._logits[: len(states)]
-        torch.mm(states, self._projection.weight, out=logits[:, :vocab_size])
-        logits[:, vocab_size:] = float("-inf")
-        return logits
+        top = torch.maximum(best[:, 0], hidden.amax(dim=0)) if banned else best[:, 0]  # (B Q)
+        total = logits.sub_(top.unsqueeze(-1)).exp_().sum(dim=(0, 2)) + (hidden - top).exp_().sum(dim=0)
+        return best - (top + total.log()).unsqueeze(-1), words
 
     def _decode(self, words: torch.Tensor, positions: torch.Tensor, visible: torch.Tensor) -> torch.Tensor:
         sentences, queries, slots = visible.shape
         if slots > self._capacity:
             self._make_room(max(2 * self._capacity, slots))
-        heads = self._source_visible.shape[1]
-        visible = visible.repeat_interleave(heads, dim=0)  # (B H, Q, L)
-        visible_source = self._source_visible[:sentences].flatten(0, 1)  # (B H, 1, S)
-        states = self._stack.embed_tokens(words) * self._stack.embed_scale + self._encode(positions)
+        states = self._stack.embed_tokens(words) * self._stack.embed_scale + self._encode(positions)  # (B, Q, D)
+        some = max(ROWS_AT_A_TIME // queries, 1)
+        parts = [slice(first, min(first + some, sentences)) for first in range(0, sentences, some)]
+        return torch.cat([self._decode_some(states[part], part, visible[part]) for part in parts])
+
+    def _decode_some(self, states: torch.Tensor, sentences: slice, visible: torch.Tensor) -> torch.Tensor:
+        visible = visible.repeat_interleave(self._heads, dim=0)  # (B H, Q, L)
+        visible_source = self._source_visible[sentences].flatten(0, 1)  # (B H, 1, S)
+        shape = states.shape
         states = states.flatten(0, 1)  # (B Q, D)
         for layer in self._layers:
             states = layer(states, sentences, visible, visible_source)
-        return states.unflatten(0, (sentences, queries))
+        return states.view(shape)
 
     def _make_room(self, capacity: int) -> None:
         self._capacity = capacity
         for layer in self._layers:
             layer.make_room(capacity)
         if self._stack.config.position_encoding == "sinusoidal":
-            self._sinusoids = self._stack.encode_positions(torch.arange(capacity)).to(self._logits.dtype)
+            self._sinusoids = self._stack.encode_positions(torch.arange(capacity)).to(self._source_visible.dtype)
 
     def _encode(self, positions: torch.Tensor) -> torch.Tensor:
         if self._stack.config.position_encoding == "sinusoidal":

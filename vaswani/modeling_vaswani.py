@@ -31,7 +31,7 @@ from transformers.utils.generic import is_flash_attention_requested, merge_with_
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .configuration_vaswani import VaswaniConfig
-from .decoding_vaswani import can_bypass, encode_real_words
+from .decoding_vaswani import DecoderWeights, can_bypass, encode_real_words
 from .generation_vaswani import IGNORED, VaswaniGenerationMixin
 
 # Which class each Auto class loads from a folder that carries this code.
@@ -944,11 +944,16 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, VaswaniGenerationM
     }
     _tp_plan = {"lm_head": "colwise_gather_output"}
 
+    decoder_weights: DecoderWeights | None = None  # kept from one search to the next
+
     def __init__(self, config: VaswaniConfig) -> None:
         super().__init__(config)
         self.model = VaswaniModel(config)
         self.lm_head = nn.Linear(config.d_model, config.vocab_size, bias=False)
         self.post_init()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "decoder_weights"}
 
     @can_return_tuple
     def forward(
