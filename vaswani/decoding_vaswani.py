@@ -109,28 +109,44 @@ class _LayerWeights:
     """The weights of one decoder layer, each in P parts that threads can take side by side.
 
     A part of the projections holds some of the heads, a part of the feed-forward layer some of its inner width; each
-    part has its own share in the layer's output, and the shares are added up.
+    part has its own share in the layer's output, and the shares are added up. The three projections of self-attention
+    are one product; where d_k and d_v differ, zeros make them equal.
     """
 
     def __init__(self, layer: Any, parts: int) -> None:
         own, cross, feed_forward = layer.self_attn, layer.encoder_attn, layer.feed_forward
-        self.own_projections = _split_outputs(parts, own.q_proj, own.k_proj, own.v_proj)
-        self.own_output = _split_inputs(parts, own.out_proj)
-        self.source_query = _split_outputs(parts, cross.q_proj)
-        self.source_output = _split_inputs(parts, cross.out_proj)
-        self.inner = _split_outputs(parts, feed_forward.fc1)
-        self.outer = _split_inputs(parts, feed_forward.fc2)
+        d_k, d_v = own.config.d_k, own.config.d_v
+        heads = own.config.num_attention_heads
+        self.width = max(d_k, d_v)
+
+        def widened(rows: torch.Tensor, width: int) -> torch.Tensor:
+            by_head = rows.detach().unflatten(0, (heads, width))  # (H, K, ...)
+            filler = by_head.new_zeros(heads, self.width - width, *rows.shape[1:])
+            return torch.cat((by_head, filler), dim=1).flatten(0, 1)
+
+        projections = ((own.q_proj, d_k), (own.k_proj, d_k), (own.v_proj, d_v))
+        self.own_projections = _split_outputs(parts, [widened(each.weight, width) for each, width in projections])
+        self.own_biases = None
+        if own.q_proj.bias is not None:
+            self.own_biases = _split_outputs(parts, [widened(each.bias, width) for each, width in projections])
+        self.own_output = _split_inputs(parts, widened(own.out_proj.weight.t(), d_v))
+        self.source_query = _split_outputs(parts, [cross.q_proj.weight])
+        self.source_query_bias = None if cross.q_proj.bias is None else _split_outputs(parts, [cross.q_proj.bias])
+        self.source_output = _split_inputs(parts, cross.out_proj.weight.t())
+        self.inner = _split_outputs(parts, [feed_forward.fc1.weight])
+        self.inner_bias = _split_outputs(parts, [feed_forward.fc1.bias])
+        self.outer = _split_inputs(parts, feed_forward.fc2.weight.t())
 
 
-def _split_outputs(parts: int, *layers: nn.Linear) -> torch.Tensor:
-    """Return the weights of layers with the same input as one product's (P, inputs, outputs / P)."""
-    weights = [layer.weight.detach().unflatten(0, (parts, -1)) for layer in layers]
-    return torch.cat(weights, dim=1).transpose(1, 2).contiguous()
+def _split_outputs(parts: int, weights: list[torch.Tensor]) -> torch.Tensor:
+    """Return weights with the same input, or their biases, as those of one product: (P, inputs or 1, outputs / P)."""
+    split = torch.cat([weight.detach().unflatten(0, (parts, -1)) for weight in weights], dim=1)
+    return split.unsqueeze(1) if split.ndim == 2 else split.mT.contiguous()
 
 
-def _split_inputs(parts: int, layer: nn.Linear) -> torch.Tensor:
-    """Return the weight of a layer as (P, inputs / P, outputs)."""
-    return layer.weight.detach().t().contiguous().unflatten(0, (parts, -1))
+def _split_inputs(parts: int, weight: torch.Tensor) -> torch.Tensor:
+    """Return a transposed weight as (P, inputs / P, outputs)."""
+    return weight.detach().contiguous().unflatten(0, (parts, -1))
 
 
 class DecoderWeights:
@@ -185,10 +201,11 @@ class DecoderWeights:
     def _state_of(model: Any) -> tuple[list[tuple[int, int]], torch.Tensor]:
         """Return what changes with the weights: torch's count of changes, and a product for those it does not see."""
         layers = [*model.model.decoder.layers.modules(), model.lm_head]
-        weights = [layer.weight.detach() for layer in layers if isinstance(layer, nn.Linear)]
-        marks = [(weight.data_ptr(), -1 if weight.is_inference() else weight._version) for weight in weights]
-        probe = torch.arange(1, 1 + max(weight.shape[1] for weight in weights), dtype=weights[0].dtype).sin_()
-        return marks, torch.cat([weight @ probe[: weight.shape[1]] for weight in weights])
+        copied = [layer for layer in layers if isinstance(layer, nn.Linear)]
+        tensors = [each.detach() for layer in copied for each in (layer.weight, layer.bias) if each is not None]
+        marks = [(each.data_ptr(), -1 if each.is_inference() else each._version) for each in tensors]
+        probe = torch.arange(1, 1 + max(each.shape[-1] for each in tensors), dtype=tensors[0].dtype).sin_()
+        return marks, torch.cat([(each @ probe[: each.shape[-1]]).view(-1) for each in tensors])
 
 
 class _Layer:
@@ -200,103 +217,89 @@ class _Layer:
 
     def __init__(self, layer: Any, weights: _LayerWeights, encoded: torch.Tensor, real: torch.Tensor) -> None:
         config = layer.self_attn.config
-        self.layer = layer
         self.weights = weights
         self.scaling = layer.self_attn.scaling
-        self.widths = config.d_k, config.d_k, config.d_v
         self.parts = len(weights.inner)
         self.heads = config.num_attention_heads // self.parts  # of each part
+        self.activation = layer.feed_forward.activation
+        outputs = (layer.self_attn.out_proj, layer.encoder_attn.out_proj, layer.feed_forward.fc2)
+        self.output_biases = [output.bias for output in outputs]
+        norms = (layer.self_attn_layer_norm, layer.encoder_attn_layer_norm, layer.feed_forward_layer_norm)
+        self.norms = [(norm.normalized_shape, norm.weight, norm.bias, norm.eps) for norm in norms]
 
         def gathered_from(projection: nn.Linear, width: int) -> torch.Tensor:
             projected = encoded.new_zeros(real.numel(), projection.out_features)
             projected[real.flatten()] = projection(encoded[real])
             return projected.view(*real.shape, self.parts, self.heads, width).permute(0, 2, 3, 1, 4)
 
-        self.source_keys = gathered_from(layer.encoder_attn.k_proj, config.d_k).mT.contiguous()  # (B, P, H/P, K, S)
-        self.source_values = gathered_from(layer.encoder_attn.v_proj, config.d_v).contiguous()  # (B, P, H/P, S, U)
-        self.keys = encoded.new_empty(len(real), self.parts, self.heads, 0, config.d_k)
-        self.values = encoded.new_empty(len(real), self.parts, self.heads, 0, config.d_v)
+        keys = gathered_from(layer.encoder_attn.k_proj, config.d_k)
+        self.source_keys = keys.mT.flatten(1, 2).contiguous()  # (B, H, K, S)
+        self.source_values = gathered_from(layer.encoder_attn.v_proj, config.d_v).flatten(1, 2).contiguous()
+        self.cache = encoded.new_empty(2, len(real), self.parts * self.heads, 0, weights.width)  # (2, B, H, L, K)
 
     def make_room(self, capacity: int) -> None:
-        for name in ("keys", "values"):
-            old = getattr(self, name)
-            new = old.new_empty(*old.shape[:3], capacity, old.shape[-1])
-            new[..., : old.shape[3], :] = old
-            setattr(self, name, new)
+        old = self.cache
+        self.cache = old.new_empty(*old.shape[:3], capacity, old.shape[-1])
+        self.cache[..., : old.shape[3], :] = old
 
     def move(self, source: int, target: int) -> None:
-        for cached in (self.keys, self.values, self.source_keys, self.source_values):
-            cached[target] = cached[source]
+        self.cache[:, target] = self.cache[:, source]
+        self.source_keys[target] = self.source_keys[source]
+        self.source_values[target] = self.source_values[source]
 
     def __call__(
         self, states: torch.Tensor, sentences: slice, visible: torch.Tensor, visible_source: torch.Tensor
     ) -> torch.Tensor:
-        """Apply the layer to the states (B Q, D) of some sentences; the masks are (B H, Q, L) and (B H, 1, S)."""
-        layer, weights = self.layer, self.weights
-        own, cross, feed_forward = layer.self_attn, layer.encoder_attn, layer.feed_forward
+        """Apply the layer to the states (B Q, D) of some sentences; the masks are (B H, Q, L) and (B H, Q, S)."""
+        weights = self.weights
         queries, slots = visible.shape[1:]
 
-        biases = (own.q_proj.bias, own.k_proj.bias, own.v_proj.bias)
-        query, key, value = self._heads(self._product(states, weights.own_projections, biases), queries, self.widths)
-        new = slice(slots - queries, slots)
-        self.keys[sentences, ..., new, :] = key
-        self.values[sentences, ..., new, :] = value
-        keys, values = self.keys[sentences, ..., :slots, :].mT, self.values[sentences, ..., :slots, :]
-        attended = self._attend(query, keys, values, visible)
-        states = self._add_and_normalise(states, attended, weights.own_output, own.out_proj, layer.self_attn_layer_norm)
+        projected = self._product(states, weights.own_projections, weights.own_biases)  # (P, B Q, 3 K H / P)
+        projected = projected.view(self.parts, -1, queries, 3, self.heads, weights.width)
+        projected = projected.permute(3, 1, 0, 4, 2, 5).flatten(2, 3)  # (3, B, H, Q, K)
+        cache = self.cache[:, sentences]
+        cache[:, :, :, slots - queries : slots] = projected[1:]
+        keys, values = cache[:, :, :, :slots].flatten(1, 2)  # (B H, L, K)
+        attended = self._attend(projected[0].reshape(-1, queries, weights.width), keys.mT, values, visible)
+        states = self._add_and_normalise(states, attended, weights.own_output, 0)
 
-        projected = self._product(states, weights.source_query, (cross.q_proj.bias,))
-        (query,) = self._heads(projected, queries, self.widths[:1])
-        attended = self._attend(query, self.source_keys[sentences], self.source_values[sentences], visible_source)
-        states = self._add_and_normalise(
-            states, attended, weights.source_output, cross.out_proj, layer.encoder_attn_layer_norm
-        )
+        query = self._product(states, weights.source_query, weights.source_query_bias)  # (P, B Q, K H / P)
+        query = query.view(self.parts, -1, queries, self.heads, query.shape[-1] // self.heads).permute(1, 0, 3, 2, 4)
+        keys, values = self.source_keys[sentences].flatten(0, 1), self.source_values[sentences].flatten(0, 1)
+        attended = self._attend(query.reshape(len(keys), queries, -1), keys, values, visible_source)
+        states = self._add_and_normalise(states, attended, weights.source_output, 1)
 
-        inner = self._product(states, weights.inner, (feed_forward.fc1.bias,))
-        inner = inner.relu_() if isinstance(feed_forward.activation, nn.ReLU) else feed_forward.activation(inner)
-        return self._add_and_normalise(states, inner, weights.outer, feed_forward.fc2, layer.feed_forward_layer_norm)
+        inner = self._product(states, weights.inner, weights.inner_bias)  # (P, B Q, F / P)
+        inner = inner.relu_() if isinstance(self.activation, nn.ReLU) else self.activation(inner)
+        return self._add_and_normalise(states, inner, weights.outer, 2)
 
-    def _product(
-        self, states: torch.Tensor, weight: torch.Tensor, biases: tuple[torch.Tensor | None, ...]
-    ) -> torch.Tensor:
+    def _product(self, states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """Return (P, B Q, outputs / P) for states (B Q, D)."""
         states = states.expand(self.parts, -1, -1)
-        if biases[0] is None:
-            return torch.bmm(states, weight)
-        bias = torch.cat([bias.unflatten(0, (self.parts, 1, -1)) for bias in biases], dim=-1)  # type: ignore[union-attr]
-        return torch.baddbmm(bias, states, weight)
-
-    def _heads(self, projected: torch.Tensor, queries: int, widths: tuple[int, ...]) -> list[torch.Tensor]:
-        """Return a (B, P, H / P, Q, K) for each width, from (P, B Q, widths H / P)."""
-        projected = projected.unflatten(1, (-1, queries))
-        parts = projected.split([self.heads * width for width in widths], dim=-1)
-        return [
-            part.unflatten(-1, (self.heads, width)).permute(1, 0, 3, 2, 4)
-            for part, width in zip(parts, widths, strict=True)
-        ]
+        return torch.bmm(states, weight) if bias is None else torch.baddbmm(bias, states, weight)
 
     def _attend(
         self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, visible: torch.Tensor
     ) -> torch.Tensor:
-        """Return (P, B Q, U H / P) for queries (B, P, H / P, Q, K) and keys (B, P, H / P, K, L)."""
-        sentences, _, _, queries, _ = query.shape
-        query, keys, values = query.flatten(0, 2), keys.flatten(0, 2), values.flatten(0, 2)  # (B H, ...)
-        scores = torch.baddbmm(visible.expand(-1, queries, -1), query, keys, alpha=self.scaling)  # (B H, Q, L)
+        """Return (P, B Q, U H / P) for queries (B H, Q, K), keys (B H, K, L) and values (B H, L, U)."""
+        queries = query.shape[1]
+        scores = torch.baddbmm(visible, query, keys, alpha=self.scaling)  # (B H, Q, L)
         attended = torch.bmm(scores.softmax(dim=-1), values)  # (B H, Q, U)
-        attended = attended.view(sentences, self.parts, self.heads, queries, -1).permute(1, 0, 3, 2, 4)
-        return attended.reshape(self.parts, sentences * queries, -1)
+        attended = attended.view(-1, self.parts, self.heads, queries, attended.shape[-1]).permute(1, 0, 3, 2, 4)
+        return attended.reshape(self.parts, len(query) * queries // (self.parts * self.heads), -1)
 
     def _add_and_normalise(
-        self, states: torch.Tensor, inputs: torch.Tensor, weight: torch.Tensor, layer: nn.Linear, norm: nn.LayerNorm
+        self, states: torch.Tensor, inputs: torch.Tensor, weight: torch.Tensor, sub_layer: int
     ) -> torch.Tensor:
         """Return the norm of the states (B Q, D) plus the product of inputs (P, B Q, inputs / P)."""
         if self.parts == 1:
             total = torch.addmm(states, inputs[0], weight[0])
         else:
             total = torch.bmm(inputs, weight).sum(dim=0).add_(states)
-        if layer.bias is not None:
-            total.add_(layer.bias)
-        return nn.functional.layer_norm(total, norm.normalized_shape, norm.weight, norm.bias, norm.eps)
+        bias = self.output_biases[sub_layer]
+        if bias is not None:
+            total.add_(bias)
+        return torch.layer_norm(total, *self.norms[sub_layer])
 
 
 class BeamDecoder:
@@ -332,6 +335,9 @@ class BeamDecoder:
         unseen = torch.zeros(real.shape, dtype=encoded.dtype).masked_fill_(~real, torch.finfo(encoded.dtype).min)
         self._source_visible = unseen[:, None, None].repeat(1, self._heads, 1, 1)  # (B, H, 1, S)
         self._logits = encoded.new_empty(0)
+        parts, _, width = self._weights.words.shape
+        sizes = [min(max(self._vocab_size - part * width, 0), width) for part in range(parts)]
+        self._unfilled = [(part, size) for part, size in enumerate(sizes) if size < width]
         self._make_room(FIRST_CAPACITY)
 
     def start(self, prompt: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
@@ -415,7 +421,7 @@ class BeamDecoder:
         parts = torch.bmm(states.expand(self._weights.parts, -1, -1), self._weights.words)  # (P, B Q, V / P)
         return parts.transpose(0, 1).flatten(1)[:, : self._vocab_size]
 
-    def best_words(self, states: torch.Tensor, count: int, banned: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    def best_words(self, states: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Find the most probable words without keeping the probabilities of the others.
 
         Parameters
@@ -424,46 +430,48 @@ class BeamDecoder:
             Decoder states, of shape (rows, d_model).
         count : int
             How many words to find for each row.
-        banned : list[int]
-            Words that shall not be found; they still have their share of the probability.
 
         Returns
         -------
         tuple[torch.Tensor, torch.Tensor]
-            Logarithms of the probabilities, best first, and the words, both of shape (rows, count).
+            Logarithms of the probabilities, best first, and the words, both of shape (rows, count), or all words of
+            a smaller vocabulary.
 
         Notes
         -----
         Logits are formed in a buffer that is used again and again, some rows at a time.
         """
-        parts = [self._best_words(rows, count, banned) for rows in states.split(ROWS_AT_A_TIME)]
+        parts = [self._best_words(rows, min(count, self._vocab_size)) for rows in states.split(ROWS_AT_A_TIME)]
         return torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
 
-    def _best_words(self, states: torch.Tensor, count: int, banned: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    def _best_words(self, states: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
         weight = self._weights.words
         parts, _, width = weight.shape
         rows = len(states)
-        if self._logits.shape[1:2] != (rows,):
-            self._logits = states.new_empty(parts, rows, width)
-        logits = torch.bmm(states.expand(parts, -1, -1), weight, out=self._logits)  # (P, B Q, V / P)
-        logits[-1, :, self._vocab_size - parts * width + width :] = float("-inf")  # what fills the last chunks up
-        part_of, place_of = [word // width for word in banned], [word % width for word in banned]
-        hidden = logits[part_of, :, place_of]  # (banned, B Q)
-        logits[part_of, :, place_of] = float("-inf")
+        if self._logits.numel() < parts * rows * width:
+            self._logits = states.new_empty(parts * rows * width)
+        logits = self._logits[: parts * rows * width].view(parts, rows, width)
+        if parts == 1:
+            torch.mm(states, weight[0], out=logits[0])
+        else:
+            torch.bmm(states.expand(parts, -1, -1), weight, out=logits)  # (P, B Q, V / P)
+        for part, size in self._unfilled:
+            logits[part, :, size:] = float("-inf")
 
-        chunks = logits.unflatten(-1, (-1, CHUNK_OF_WORDS))  # (P, B Q, V / P C, C)
-        peaks = chunks.amax(dim=-1).transpose(0, 1).flatten(1)  # (B Q, V / C)
+        chunks = logits.view(parts, rows, -1, CHUNK_OF_WORDS)  # (P, B Q, V / P C, C)
+        per_part = chunks.shape[2]
+        peaks = chunks.amax(dim=-1).transpose(0, 1).reshape(rows, -1)  # (B Q, V / C)
         # The best words stand in the chunks with the best peaks.
-        best_chunks = peaks.topk(min(count, peaks.shape[-1])).indices  # (B Q, count)
-        per_part = width // CHUNK_OF_WORDS
+        best_chunks = peaks.topk(min(count, parts * per_part)).indices  # (B Q, count)
         row_of = torch.arange(rows).unsqueeze(-1)
-        in_chunks = chunks[best_chunks // per_part, row_of, best_chunks % per_part].flatten(1)  # (B Q, count C)
-        best, index = in_chunks.topk(min(count, in_chunks.shape[-1]))
+        flat = (best_chunks // per_part * rows + row_of) * per_part + best_chunks % per_part
+        in_chunks = logits.view(-1, CHUNK_OF_WORDS)[flat].flatten(1)  # (B Q, count C)
+        best, index = in_chunks.topk(count)
         words = best_chunks.gather(1, index // CHUNK_OF_WORDS) * CHUNK_OF_WORDS + index % CHUNK_OF_WORDS
 
-        top = torch.maximum(best[:, 0], hidden.amax(dim=0)) if banned else best[:, 0]  # (B Q)
-        total = logits.sub_(top.unsqueeze(-1)).exp_().sum(dim=(0, 2)) + (hidden - top).exp_().sum(dim=0)
-        return best - (top + total.log()).unsqueeze(-1), words
+        top = best[:, :1]
+        total = logits.sub_(top).exp_().sum(dim=(0, 2)) if parts > 1 else logits[0].sub_(top).exp_().sum(dim=1)
+        return best - (top + total.log().unsqueeze(-1)), words
 
     def _decode(self, words: torch.Tensor, positions: torch.Tensor, visible: torch.Tensor) -> torch.Tensor:
         sentences, queries, slots = visible.shape
@@ -471,14 +479,16 @@ class BeamDecoder:
             self._make_room(max(2 * self._capacity, slots))
         states = self._stack.embed_tokens(words) * self._stack.embed_scale + self._encode(positions)  # (B, Q, D)
         some = max(ROWS_AT_A_TIME // queries, 1)
+        if sentences <= some:
+            return self._decode_some(states, slice(0, sentences), visible)
         parts = [slice(first, min(first + some, sentences)) for first in range(0, sentences, some)]
         return torch.cat([self._decode_some(states[part], part, visible[part]) for part in parts])
 
     def _decode_some(self, states: torch.Tensor, sentences: slice, visible: torch.Tensor) -> torch.Tensor:
-        visible = visible.repeat_interleave(self._heads, dim=0)  # (B H, Q, L)
-        visible_source = self._source_visible[sentences].flatten(0, 1)  # (B H, 1, S)
         shape = states.shape
-        states = states.flatten(0, 1)  # (B Q, D)
+        visible = visible.repeat_interleave(self._heads, dim=0)  # (B H, Q, L)
+        visible_source = self._source_visible[sentences].flatten(0, 1).expand(-1, shape[1], -1)  # (B H, Q, S)
+        states = states.view(-1, shape[-1])  # (B Q, D)
         for layer in self._layers:
             states = layer(states, sentences, visible, visible_source)
         return states.view(shape)

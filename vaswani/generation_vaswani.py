@@ -343,7 +343,10 @@ class _Search:
             banned = sorted({*banned, *self._endings})
         keeps_all = self._processors or self.scores is not None or self.logits is not None
         if len(self._decoders) == 1 and isinstance(self._decoders[0], BeamDecoder) and not keeps_all:
-            return self._decoders[0].best_words(self._states[0], self._count, banned)
+            values, words = self._decoders[0].best_words(self._states[0], self._count + len(banned))
+            for word in banned:  # it was among the best, or it does not matter
+                values.masked_fill_(words == word, float("-inf"))
+            return values, words
 
         logits = [decoder.logits(states) for decoder, states in zip(self._decoders, self._states, strict=True)]
         log_probs = _mean_log_probs(torch.stack([each.log_softmax(dim=-1) for each in logits]))

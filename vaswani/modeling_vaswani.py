@@ -675,7 +675,7 @@ class VaswaniEncoder(VaswaniStack):
         records = ("output_attentions", "output_hidden_states")
         if any(options.get(name, getattr(self.config, name, False)) for name in records):
             return False
-        return self.may_take_fast_paths() and not bool(attention_mask.all())
+        return not bool(attention_mask.all()) and self.may_take_fast_paths()
 
 
 class VaswaniDecoder(VaswaniStack):
