@@ -6,6 +6,7 @@ sentence (the words of a prompt, or its beams), L keys in reach of a query, D d_
 V vocabulary, C words in a chunk of the vocabulary, P parts of a product that threads take side by side.
 """
 
+import functools
 import math
 from typing import Any
 
@@ -19,6 +20,8 @@ ROWS_AT_A_TIME = 128
 CHUNK_OF_WORDS = 64
 # Keys for which the cache of a sentence has room at first; it doubles when it is full.
 FIRST_CAPACITY = 128
+# Up to so many heads of all sentences, torch's fused attention is faster than its three steps one by one.
+FEW_HEADS = 16
 
 _LEAVES = (nn.Linear, nn.Embedding, nn.LayerNorm, nn.Dropout)
 
@@ -115,38 +118,39 @@ class _LayerWeights:
 
     def __init__(self, layer: Any, parts: int) -> None:
         own, cross, feed_forward = layer.self_attn, layer.encoder_attn, layer.feed_forward
-        d_k, d_v = own.config.d_k, own.config.d_v
-        heads = own.config.num_attention_heads
-        self.width = max(d_k, d_v)
-
-        def widened(rows: torch.Tensor, width: int) -> torch.Tensor:
-            by_head = rows.detach().unflatten(0, (heads, width))  # (H, K, ...)
-            filler = by_head.new_zeros(heads, self.width - width, *rows.shape[1:])
-            return torch.cat((by_head, filler), dim=1).flatten(0, 1)
-
-        projections = ((own.q_proj, d_k), (own.k_proj, d_k), (own.v_proj, d_v))
-        self.own_projections = _split_outputs(parts, [widened(each.weight, width) for each, width in projections])
-        self.own_biases = None
-        if own.q_proj.bias is not None:
-            self.own_biases = _split_outputs(parts, [widened(each.bias, width) for each, width in projections])
-        self.own_output = _split_inputs(parts, widened(own.out_proj.weight.t(), d_v))
-        self.source_query = _split_outputs(parts, [cross.q_proj.weight])
-        self.source_query_bias = None if cross.q_proj.bias is None else _split_outputs(parts, [cross.q_proj.bias])
+        projections, output = _widened_to_one(own)
+        self.own_projections = _split_outputs(parts, *projections)
+        self.own_output = _split_inputs(parts, output)
+        self.source_query = _split_outputs(parts, cross.q_proj.weight)
         self.source_output = _split_inputs(parts, cross.out_proj.weight.t())
-        self.inner = _split_outputs(parts, [feed_forward.fc1.weight])
-        self.inner_bias = _split_outputs(parts, [feed_forward.fc1.bias])
+        self.inner = _split_outputs(parts, feed_forward.fc1.weight)
         self.outer = _split_inputs(parts, feed_forward.fc2.weight.t())
 
 
-def _split_outputs(parts: int, weights: list[torch.Tensor]) -> torch.Tensor:
-    """Return weights with the same input, or their biases, as those of one product: (P, inputs or 1, outputs / P)."""
+def _widened_to_one(attention: Any) -> tuple[list[torch.Tensor], torch.Tensor]:
+    """Return the weights of self-attention, the last one transposed, with zeros that make d_k and d_v equal."""
+    config = attention.config
+    widest = max(config.d_k, config.d_v)
+
+    def widened(rows: torch.Tensor, width: int) -> torch.Tensor:
+        by_head = rows.unflatten(0, (config.num_attention_heads, width))  # (H, K, D)
+        return nn.functional.pad(by_head, (0, 0, 0, widest - width)).flatten(0, 1)
+
+    widths = (("q_proj", config.d_k), ("k_proj", config.d_k), ("v_proj", config.d_v))
+    projections = [widened(getattr(attention, name).weight, width) for name, width in widths]
+    return projections, widened(attention.out_proj.weight.t(), config.d_v)
+
+
+def _split_outputs(parts: int, *weights: torch.Tensor) -> torch.Tensor:
+    """Return weights with the same input as one product's (P, inputs, outputs / P), without P if it is 1."""
     split = torch.cat([weight.detach().unflatten(0, (parts, -1)) for weight in weights], dim=1)
-    return split.unsqueeze(1) if split.ndim == 2 else split.mT.contiguous()
+    return split.mT.contiguous() if parts > 1 else split[0].t().contiguous()
 
 
 def _split_inputs(parts: int, weight: torch.Tensor) -> torch.Tensor:
-    """Return a transposed weight as (P, inputs / P, outputs)."""
-    return weight.detach().contiguous().unflatten(0, (parts, -1))
+    """Return a transposed weight as (P, inputs / P, outputs), without P if it is 1."""
+    weight = weight.detach().contiguous()
+    return weight.unflatten(0, (parts, -1)) if parts > 1 else weight
 
 
 class DecoderWeights:
@@ -168,7 +172,7 @@ class DecoderWeights:
         self.layers = [_LayerWeights(layer, parts) for layer in model.model.decoder.layers]
         words = model.lm_head.weight.detach()  # (V, D), filled up to whole chunks
         words = nn.functional.pad(words, (0, 0, 0, -len(words) % (parts * CHUNK_OF_WORDS)))
-        self.words = words.unflatten(0, (parts, -1)).transpose(1, 2).contiguous()  # (P, D, V / P)
+        self.words = _split_outputs(parts, words)  # (P, D, V / P)
         self._state = self._state_of(model)
 
     @classmethod
@@ -201,11 +205,10 @@ class DecoderWeights:
     def _state_of(model: Any) -> tuple[list[tuple[int, int]], torch.Tensor]:
         """Return what changes with the weights: torch's count of changes, and a product for those it does not see."""
         layers = [*model.model.decoder.layers.modules(), model.lm_head]
-        copied = [layer for layer in layers if isinstance(layer, nn.Linear)]
-        tensors = [each.detach() for layer in copied for each in (layer.weight, layer.bias) if each is not None]
-        marks = [(each.data_ptr(), -1 if each.is_inference() else each._version) for each in tensors]
-        probe = torch.arange(1, 1 + max(each.shape[-1] for each in tensors), dtype=tensors[0].dtype).sin_()
-        return marks, torch.cat([(each @ probe[: each.shape[-1]]).view(-1) for each in tensors])
+        weights = [layer.weight.detach() for layer in layers if type(layer) is nn.Linear]
+        marks = [(weight.data_ptr(), -1 if weight.is_inference() else weight._version) for weight in weights]
+        probe = torch.arange(1, 1 + max(weight.shape[1] for weight in weights), dtype=weights[0].dtype).sin_()
+        return marks, torch.cat([torch.mv(weight, probe[: weight.shape[1]]) for weight in weights])
 
 
 class _Layer:
@@ -215,27 +218,47 @@ class _Layer:
     which of them a beam may see is the business of a mask, so nothing is ever reordered.
     """
 
-    def __init__(self, layer: Any, weights: _LayerWeights, encoded: torch.Tensor, real: torch.Tensor) -> None:
-        config = layer.self_attn.config
+    def __init__(
+        self, layer: Any, weights: _LayerWeights, parts: int, encoded: torch.Tensor, real: torch.Tensor | None
+    ) -> None:
+        own, cross, feed_forward = layer.self_attn, layer.encoder_attn, layer.feed_forward
+        config = own.config
         self.weights = weights
-        self.scaling = layer.self_attn.scaling
-        self.parts = len(weights.inner)
-        self.heads = config.num_attention_heads // self.parts  # of each part
-        self.activation = layer.feed_forward.activation
-        outputs = (layer.self_attn.out_proj, layer.encoder_attn.out_proj, layer.feed_forward.fc2)
-        self.output_biases = [output.bias for output in outputs]
+        self.parts = parts
+        self.heads = config.num_attention_heads // parts  # of each part
+        self.d_k = config.d_k
+        self.width = max(config.d_k, config.d_v)
+        self.scaling = own.scaling
+        self.activation = feed_forward.activation
+        self.own_bias = None
+        if own.q_proj.bias is not None:
+            fillers = [(self.width - width) for width in (config.d_k, config.d_k, config.d_v)]
+            biases = [
+                nn.functional.pad(each.bias.view(config.num_attention_heads, -1), (0, filler)).view(parts, 1, -1)
+                for each, filler in zip((own.q_proj, own.k_proj, own.v_proj), fillers, strict=True)
+            ]
+            self.own_bias = torch.cat(biases, dim=-1)  # (P, 1, 3 K H / P)
+        self.query_bias = None if cross.q_proj.bias is None else cross.q_proj.bias.view(parts, 1, -1)
+        self.inner_bias = feed_forward.fc1.bias.view(parts, 1, -1)
+        self.output_biases = [output.bias for output in (own.out_proj, cross.out_proj, feed_forward.fc2)]
         norms = (layer.self_attn_layer_norm, layer.encoder_attn_layer_norm, layer.feed_forward_layer_norm)
         self.norms = [(norm.normalized_shape, norm.weight, norm.bias, norm.eps) for norm in norms]
 
-        def gathered_from(projection: nn.Linear, width: int) -> torch.Tensor:
-            projected = encoded.new_zeros(real.numel(), projection.out_features)
-            projected[real.flatten()] = projection(encoded[real])
-            return projected.view(*real.shape, self.parts, self.heads, width).permute(0, 2, 3, 1, 4)
+        self.source_keys = self._project(cross.k_proj, config.d_k, encoded, real)  # (B, H, S, K)
+        self.source_values = self._project(cross.v_proj, config.d_v, encoded, real)  # (B, H, S, U)
+        self.cache = encoded.new_empty(2, len(encoded), parts * self.heads, 0, self.width)  # (2, B, H, L, K)
 
-        keys = gathered_from(layer.encoder_attn.k_proj, config.d_k)
-        self.source_keys = keys.mT.flatten(1, 2).contiguous()  # (B, H, K, S)
-        self.source_values = gathered_from(layer.encoder_attn.v_proj, config.d_v).flatten(1, 2).contiguous()
-        self.cache = encoded.new_empty(2, len(real), self.parts * self.heads, 0, weights.width)  # (2, B, H, L, K)
+    @staticmethod
+    def _project(
+        projection: nn.Linear, width: int, encoded: torch.Tensor, real: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Return (B, H, S, K) for encoder states (B, S, D), computed where they are real."""
+        if real is None:
+            projected = projection(encoded)
+        else:
+            projected = encoded.new_zeros(*encoded.shape[:2], projection.out_features)
+            projected[real] = projection(encoded[real])
+        return projected.unflatten(-1, (-1, width)).transpose(1, 2).contiguous()
 
     def make_room(self, capacity: int) -> None:
         old = self.cache
@@ -250,50 +273,60 @@ class _Layer:
     def __call__(
         self, states: torch.Tensor, sentences: slice, visible: torch.Tensor, visible_source: torch.Tensor
     ) -> torch.Tensor:
-        """Apply the layer to the states (B Q, D) of some sentences; the masks are (B H, Q, L) and (B H, Q, S)."""
-        weights = self.weights
-        queries, slots = visible.shape[1:]
+        """Apply the layer to the states (B Q, D) of some sentences; the masks are (B, H or 1, Q, L or S)."""
+        weights, parts, heads = self.weights, self.parts, self.heads
+        queries, slots = visible.shape[2:]
 
-        projected = self._product(states, weights.own_projections, weights.own_biases)  # (P, B Q, 3 K H / P)
-        projected = projected.view(self.parts, -1, queries, 3, self.heads, weights.width)
+        projected = self._product(states, weights.own_projections, self.own_bias)  # (P, B Q, 3 K H / P)
+        projected = projected.view(parts, -1, queries, 3, heads, self.width)
         projected = projected.permute(3, 1, 0, 4, 2, 5).flatten(2, 3)  # (3, B, H, Q, K)
-        cache = self.cache[:, sentences]
-        cache[:, :, :, slots - queries : slots] = projected[1:]
-        keys, values = cache[:, :, :, :slots].flatten(1, 2)  # (B H, L, K)
-        attended = self._attend(projected[0].reshape(-1, queries, weights.width), keys.mT, values, visible)
+        query, keys, values = projected.unbind()
+        self.cache[0, sentences, :, slots - queries : slots] = keys
+        self.cache[1, sentences, :, slots - queries : slots] = values
+        keys, values = self.cache[:, sentences, :, :slots].unbind()  # (B, H, L, K)
+        attended = self._attend(query, keys, values, visible)
         states = self._add_and_normalise(states, attended, weights.own_output, 0)
 
-        query = self._product(states, weights.source_query, weights.source_query_bias)  # (P, B Q, K H / P)
-        query = query.view(self.parts, -1, queries, self.heads, query.shape[-1] // self.heads).permute(1, 0, 3, 2, 4)
-        keys, values = self.source_keys[sentences].flatten(0, 1), self.source_values[sentences].flatten(0, 1)
-        attended = self._attend(query.reshape(len(keys), queries, -1), keys, values, visible_source)
+        query = self._product(states, weights.source_query, self.query_bias)  # (P, B Q, K H / P)
+        query = query.view(parts, -1, queries, heads, self.d_k).permute(1, 0, 3, 2, 4).flatten(1, 2)  # (B, H, Q, K)
+        attended = self._attend(query, self.source_keys[sentences], self.source_values[sentences], visible_source)
         states = self._add_and_normalise(states, attended, weights.source_output, 1)
 
-        inner = self._product(states, weights.inner, weights.inner_bias)  # (P, B Q, F / P)
+        inner = self._product(states, weights.inner, self.inner_bias)  # (P, B Q, F / P)
         inner = inner.relu_() if isinstance(self.activation, nn.ReLU) else self.activation(inner)
         return self._add_and_normalise(states, inner, weights.outer, 2)
 
     def _product(self, states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """Return (P, B Q, outputs / P) for states (B Q, D)."""
+        """Return (P, B Q, outputs / P) for states (B Q, D), without P if it is 1."""
+        if self.parts == 1:
+            return torch.mm(states, weight) if bias is None else torch.addmm(bias[0], states, weight)
         states = states.expand(self.parts, -1, -1)
         return torch.bmm(states, weight) if bias is None else torch.baddbmm(bias, states, weight)
 
     def _attend(
         self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, visible: torch.Tensor
     ) -> torch.Tensor:
-        """Return (P, B Q, U H / P) for queries (B H, Q, K), keys (B H, K, L) and values (B H, L, U)."""
-        queries = query.shape[1]
-        scores = torch.baddbmm(visible, query, keys, alpha=self.scaling)  # (B H, Q, L)
-        attended = torch.bmm(scores.softmax(dim=-1), values)  # (B H, Q, U)
-        attended = attended.view(-1, self.parts, self.heads, queries, attended.shape[-1]).permute(1, 0, 3, 2, 4)
-        return attended.reshape(self.parts, len(query) * queries // (self.parts * self.heads), -1)
+        """Return (P, B Q, U H / P), without P if it is 1, for queries (B, H, Q, K) and keys (B, H, L, K)."""
+        sentences, heads, queries, _ = query.shape
+        if sentences * heads <= FEW_HEADS:
+            attended = nn.functional.scaled_dot_product_attention(
+                query, keys, values, attn_mask=visible, scale=self.scaling
+            )  # (B, H, Q, U)
+        else:
+            query, keys, values = query.flatten(0, 1), keys.flatten(0, 1), values.flatten(0, 1)  # (B H, ...)
+            scores = torch.baddbmm(visible.flatten(0, 1), query, keys.mT, alpha=self.scaling)  # (B H, Q, L)
+            attended = torch.bmm(scores.softmax(dim=-1), values).view(sentences, heads, queries, -1)
+        if self.parts == 1:
+            return attended.transpose(1, 2).reshape(sentences * queries, -1)
+        attended = attended.unflatten(1, (self.parts, self.heads)).permute(1, 0, 3, 2, 4)
+        return attended.reshape(self.parts, sentences * queries, -1)
 
     def _add_and_normalise(
         self, states: torch.Tensor, inputs: torch.Tensor, weight: torch.Tensor, sub_layer: int
     ) -> torch.Tensor:
         """Return the norm of the states (B Q, D) plus the product of inputs (P, B Q, inputs / P)."""
         if self.parts == 1:
-            total = torch.addmm(states, inputs[0], weight[0])
+            total = torch.addmm(states, inputs, weight)
         else:
             total = torch.bmm(inputs, weight).sum(dim=0).add_(states)
         bias = self.output_biases[sub_layer]
@@ -326,18 +359,17 @@ class BeamDecoder:
         self._stack = model.model.decoder
         self._vocab_size = model.config.vocab_size
         self._weights = DecoderWeights.of(model)
-        real = torch.ones(encoded.shape[:2], dtype=torch.bool) if attention_mask is None else attention_mask.bool()
+        real = None if attention_mask is None or bool(attention_mask.all()) else attention_mask.bool()
         self._layers = [
-            _Layer(layer, weights, encoded, real)
+            _Layer(layer, weights, self._weights.parts, encoded, real)
             for layer, weights in zip(self._stack.layers, self._weights.layers, strict=True)
         ]
         self._heads = model.config.num_attention_heads
-        unseen = torch.zeros(real.shape, dtype=encoded.dtype).masked_fill_(~real, torch.finfo(encoded.dtype).min)
-        self._source_visible = unseen[:, None, None].repeat(1, self._heads, 1, 1)  # (B, H, 1, S)
+        source_visible = encoded.new_zeros(encoded.shape[:2])
+        if real is not None:
+            source_visible.masked_fill_(~real, torch.finfo(encoded.dtype).min)
+        self._source_visible = source_visible[:, None, None].repeat(1, self._heads, 1, 1)  # (B, H, 1, S)
         self._logits = encoded.new_empty(0)
-        parts, _, width = self._weights.words.shape
-        sizes = [min(max(self._vocab_size - part * width, 0), width) for part in range(parts)]
-        self._unfilled = [(part, size) for part, size in enumerate(sizes) if size < width]
         self._make_room(FIRST_CAPACITY)
 
     def start(self, prompt: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
@@ -418,8 +450,11 @@ class BeamDecoder:
         torch.Tensor
             Scores before the softmax, of shape (rows, vocabulary).
         """
-        parts = torch.bmm(states.expand(self._weights.parts, -1, -1), self._weights.words)  # (P, B Q, V / P)
-        return parts.transpose(0, 1).flatten(1)[:, : self._vocab_size]
+        words, parts = self._weights.words, self._weights.parts
+        if parts == 1:
+            return torch.mm(states, words)[:, : self._vocab_size]
+        split = torch.bmm(states.expand(parts, -1, -1), words)  # (P, B Q, V / P)
+        return split.transpose(0, 1).flatten(1)[:, : self._vocab_size]
 
     def best_words(self, states: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Find the most probable words without keeping the probabilities of the others.
@@ -441,37 +476,53 @@ class BeamDecoder:
         -----
         Logits are formed in a buffer that is used again and again, some rows at a time.
         """
-        parts = [self._best_words(rows, min(count, self._vocab_size)) for rows in states.split(ROWS_AT_A_TIME)]
+        count = min(count, self._vocab_size)
+        if len(states) <= ROWS_AT_A_TIME:
+            return self._best_words(states, count)
+        parts = [self._best_words(rows, count) for rows in states.split(ROWS_AT_A_TIME)]
         return torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
 
     def _best_words(self, states: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-        weight = self._weights.words
-        parts, _, width = weight.shape
-        rows = len(states)
-        if self._logits.numel() < parts * rows * width:
-            self._logits = states.new_empty(parts * rows * width)
-        logits = self._logits[: parts * rows * width].view(parts, rows, width)
-        if parts == 1:
-            torch.mm(states, weight[0], out=logits[0])
-        else:
-            torch.bmm(states.expand(parts, -1, -1), weight, out=logits)  # (P, B Q, V / P)
-        for part, size in self._unfilled:
-            logits[part, :, size:] = float("-inf")
-
-        chunks = logits.view(parts, rows, -1, CHUNK_OF_WORDS)  # (P, B Q, V / P C, C)
-        per_part = chunks.shape[2]
-        peaks = chunks.amax(dim=-1).transpose(0, 1).reshape(rows, -1)  # (B Q, V / C)
+        logits = self._form_logits(states)  # (P, B Q, V / P), filled up with -inf to whole chunks
+        parts, rows, width = logits.shape
+        per_part = width // CHUNK_OF_WORDS
+        chunks = logits.view(-1, CHUNK_OF_WORDS)  # (P B Q V / P C, C)
+        peaks = chunks.amax(dim=-1).view(parts, rows, per_part).transpose(0, 1).reshape(rows, -1)  # (B Q, V / C)
         # The best words stand in the chunks with the best peaks.
         best_chunks = peaks.topk(min(count, parts * per_part)).indices  # (B Q, count)
-        row_of = torch.arange(rows).unsqueeze(-1)
-        flat = (best_chunks // per_part * rows + row_of) * per_part + best_chunks % per_part
-        in_chunks = logits.view(-1, CHUNK_OF_WORDS)[flat].flatten(1)  # (B Q, count C)
+        places = best_chunks + self._first_chunks(rows, per_part)
+        if parts > 1:
+            places += best_chunks // per_part * ((rows - 1) * per_part)
+        in_chunks = chunks[places].view(rows, -1)  # (B Q, count C)
         best, index = in_chunks.topk(count)
         words = best_chunks.gather(1, index // CHUNK_OF_WORDS) * CHUNK_OF_WORDS + index % CHUNK_OF_WORDS
 
         top = best[:, :1]
-        total = logits.sub_(top).exp_().sum(dim=(0, 2)) if parts > 1 else logits[0].sub_(top).exp_().sum(dim=1)
-        return best - (top + total.log().unsqueeze(-1)), words
+        total = logits.sub_(top).exp_().sum(dim=-1)  # (P, B Q)
+        total = total[0] if parts == 1 else total.sum(dim=0)
+        return best - (top + total.log_().unsqueeze(-1)), words
+
+    def _form_logits(self, states: torch.Tensor) -> torch.Tensor:
+        words, parts = self._weights.words, self._weights.parts
+        rows, width = len(states), words.shape[-1]
+        if self._logits.numel() < parts * rows * width:
+            self._logits = states.new_empty(parts * rows * width)
+        logits = self._logits[: parts * rows * width].view(parts, rows, width)
+        if parts == 1:
+            torch.mm(states, words, out=logits[0])
+        else:
+            torch.bmm(states.expand(parts, -1, -1), words, out=logits)
+        for part in range(parts):
+            filled = max(self._vocab_size - part * width, 0)
+            if filled < width:
+                logits[part, :, filled:] = float("-inf")
+        return logits
+
+    @staticmethod
+    @functools.lru_cache(maxsize=1)
+    def _first_chunks(rows: int, per_row: int) -> torch.Tensor:
+        """Return the number of the first chunk of each row (rows, 1)."""
+        return torch.arange(0, rows * per_row, per_row).unsqueeze(-1)
 
     def _decode(self, words: torch.Tensor, positions: torch.Tensor, visible: torch.Tensor) -> torch.Tensor:
         sentences, queries, slots = visible.shape
@@ -486,8 +537,10 @@ class BeamDecoder:
 
     def _decode_some(self, states: torch.Tensor, sentences: slice, visible: torch.Tensor) -> torch.Tensor:
         shape = states.shape
-        visible = visible.repeat_interleave(self._heads, dim=0)  # (B H, Q, L)
-        visible_source = self._source_visible[sentences].flatten(0, 1).expand(-1, shape[1], -1)  # (B H, Q, S)
+        visible = visible.unsqueeze(1)  # (B, 1, Q, L)
+        if len(states) * self._heads > FEW_HEADS:
+            visible = visible.repeat(1, self._heads, 1, 1)  # (B, H, Q, L)
+        visible_source = self._source_visible[sentences].expand(-1, -1, shape[1], -1)  # (B, H, Q, S)
         states = states.view(-1, shape[-1])  # (B Q, D)
         for layer in self._layers:
             states = layer(states, sentences, visible, visible_source)
