@@ -18,6 +18,8 @@ from transformers.utils import output_capturing
 ROWS_AT_A_TIME = 128
 # Words whose maximum is taken first when the best words are looked for.
 CHUNK_OF_WORDS = 64
+# Up to so many logits, searching all of them is faster than searching chunks.
+FEW_LOGITS = 50_000
 # Keys for which the cache of a sentence has room at first; it doubles when it is full.
 FIRST_CAPACITY = 128
 # Up to so many heads of all sentences, torch's fused attention is faster than its three steps one by one.
@@ -204,8 +206,11 @@ class DecoderWeights:
     @staticmethod
     def _state_of(model: Any) -> tuple[list[tuple[int, int]], torch.Tensor]:
         """Return what changes with the weights: torch's count of changes, and a product for those it does not see."""
-        layers = [*model.model.decoder.layers.modules(), model.lm_head]
-        weights = [layer.weight.detach() for layer in layers if type(layer) is nn.Linear]
+        weights = [model.lm_head.weight.detach()]
+        for layer in model.model.decoder.layers:
+            own, cross, feed_forward = layer.self_attn, layer.encoder_attn, layer.feed_forward
+            copied = (own.q_proj, own.k_proj, own.v_proj, own.out_proj, cross.q_proj, cross.out_proj)
+            weights += [each.weight.detach() for each in (*copied, feed_forward.fc1, feed_forward.fc2)]
         marks = [(weight.data_ptr(), -1 if weight.is_inference() else weight._version) for weight in weights]
         probe = torch.arange(1, 1 + max(weight.shape[1] for weight in weights), dtype=weights[0].dtype).sin_()
         return marks, torch.cat([torch.mv(weight, probe[: weight.shape[1]]) for weight in weights])
@@ -274,27 +279,31 @@ class _Layer:
         self, states: torch.Tensor, sentences: slice, visible: torch.Tensor, visible_source: torch.Tensor
     ) -> torch.Tensor:
         """Apply the layer to the states (B Q, D) of some sentences; the masks are (B, H or 1, Q, L or S)."""
-        weights, parts, heads = self.weights, self.parts, self.heads
+        weights = self.weights
         queries, slots = visible.shape[2:]
 
         projected = self._product(states, weights.own_projections, self.own_bias)  # (P, B Q, 3 K H / P)
-        projected = projected.view(parts, -1, queries, 3, heads, self.width)
-        projected = projected.permute(3, 1, 0, 4, 2, 5).flatten(2, 3)  # (3, B, H, Q, K)
-        query, keys, values = projected.unbind()
-        self.cache[0, sentences, :, slots - queries : slots] = keys
-        self.cache[1, sentences, :, slots - queries : slots] = values
+        projected = self._heads_of(projected, queries, 3, self.width)  # (3, B, H, Q, K)
+        self.cache[:, sentences, :, slots - queries : slots] = projected[1:]
         keys, values = self.cache[:, sentences, :, :slots].unbind()  # (B, H, L, K)
-        attended = self._attend(query, keys, values, visible)
+        attended = self._attend(projected[0], keys, values, visible)
         states = self._add_and_normalise(states, attended, weights.own_output, 0)
 
         query = self._product(states, weights.source_query, self.query_bias)  # (P, B Q, K H / P)
-        query = query.view(parts, -1, queries, heads, self.d_k).permute(1, 0, 3, 2, 4).flatten(1, 2)  # (B, H, Q, K)
+        query = self._heads_of(query, queries, 1, self.d_k)[0]  # (B, H, Q, K)
         attended = self._attend(query, self.source_keys[sentences], self.source_values[sentences], visible_source)
         states = self._add_and_normalise(states, attended, weights.source_output, 1)
 
         inner = self._product(states, weights.inner, self.inner_bias)  # (P, B Q, F / P)
         inner = inner.relu_() if isinstance(self.activation, nn.ReLU) else self.activation(inner)
         return self._add_and_normalise(states, inner, weights.outer, 2)
+
+    def _heads_of(self, projected: torch.Tensor, queries: int, kinds: int, width: int) -> torch.Tensor:
+        """Return (kinds, B, H, Q, K) for the result (P, B Q, kinds K H / P) of a product."""
+        if self.parts == 1:
+            return projected.view(-1, queries, kinds, self.heads, width).permute(2, 0, 3, 1, 4)
+        split = projected.view(self.parts, -1, queries, kinds, self.heads, width)
+        return split.permute(3, 1, 0, 4, 2, 5).flatten(2, 3)
 
     def _product(self, states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """Return (P, B Q, outputs / P) for states (B Q, D), without P if it is 1."""
@@ -370,6 +379,7 @@ class BeamDecoder:
             source_visible.masked_fill_(~real, torch.finfo(encoded.dtype).min)
         self._source_visible = source_visible[:, None, None].repeat(1, self._heads, 1, 1)  # (B, H, 1, S)
         self._logits = encoded.new_empty(0)
+        self._own_visible = encoded.new_empty(0, 0)
         self._make_room(FIRST_CAPACITY)
 
     def start(self, prompt: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
@@ -388,7 +398,9 @@ class BeamDecoder:
             The states after the last word, of shape (sentences, d_model).
         """
         positions = (attention_mask.long().cumsum(-1) - 1).clamp_(min=0)
-        self._last_position = positions[:, -1:]
+        self._last_position = positions[:, -1:]  # (B, 1), or the one position that all sentences have
+        if bool((self._last_position == self._last_position[0]).all()):
+            self._last_position = self._last_position[:1]
         length = prompt.shape[1]
         causal = torch.ones(length, length, dtype=torch.bool).tril()
         # Padding sees itself, for a softmax over nothing is undefined; nobody else sees it.
@@ -414,9 +426,11 @@ class BeamDecoder:
         """
         sentences, beams = words.shape
         slots = self._visible.shape[-1]
+        if self._own_visible.shape[:2] != (sentences, beams):
+            own = torch.full((beams, beams), float("-inf"), dtype=self._visible.dtype).fill_diagonal_(0)
+            self._own_visible = own.expand(sentences, -1, -1)
         inherited = self._visible[:sentences].gather(1, parents.unsqueeze(-1).expand(-1, -1, slots))
-        own = torch.full((beams, beams), float("-inf"), dtype=inherited.dtype).fill_diagonal_(0)
-        self._visible = torch.cat((inherited, own.expand(sentences, -1, -1)), dim=-1)  # (B, Q, L)
+        self._visible = torch.cat((inherited, self._own_visible), dim=-1)  # (B, Q, L)
         self._last_position = self._last_position[:sentences] + 1
         return self._decode(words, self._last_position, self._visible).flatten(0, 1)
 
@@ -432,7 +446,8 @@ class BeamDecoder:
         for target, source in enumerate(order):
             if target != source:
                 self._visible[target] = self._visible[source]
-                self._last_position[target] = self._last_position[source]
+                if len(self._last_position) > 1:
+                    self._last_position[target] = self._last_position[source]
                 self._source_visible[target] = self._source_visible[source]
                 for layer in self._layers:
                     layer.move(source, target)
@@ -483,6 +498,8 @@ class BeamDecoder:
         return torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
 
     def _best_words(self, states: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        if len(states) * self._vocab_size <= FEW_LOGITS:
+            return self.logits(states).log_softmax(dim=-1).topk(count)
         logits = self._form_logits(states)  # (P, B Q, V / P), filled up with -inf to whole chunks
         parts, rows, width = logits.shape
         per_part = width // CHUNK_OF_WORDS
@@ -528,7 +545,8 @@ class BeamDecoder:
         sentences, queries, slots = visible.shape
         if slots > self._capacity:
             self._make_room(max(2 * self._capacity, slots))
-        states = self._stack.embed_tokens(words) * self._stack.embed_scale + self._encode(positions)  # (B, Q, D)
+        words = nn.functional.embedding(words, self._stack.embed_tokens.weight)  # (B, Q, D)
+        states = torch.add(self._encode(positions), words, alpha=self._stack.embed_scale)
         some = max(ROWS_AT_A_TIME // queries, 1)
         if sentences <= some:
             return self._decode_some(states, slice(0, sentences), visible)
@@ -555,5 +573,5 @@ class BeamDecoder:
 
     def _encode(self, positions: torch.Tensor) -> torch.Tensor:
         if self._stack.config.position_encoding == "sinusoidal":
-            return self._sinusoids[positions]
+            return nn.functional.embedding(positions, self._sinusoids)
         return self._stack.encode_positions(positions)

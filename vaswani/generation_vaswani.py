@@ -13,6 +13,7 @@ Dimension letters in shape comments: B sentences, W beams, R = B W rows, T targe
 """
 
 import bisect
+import contextlib
 import copy
 import math
 from collections.abc import Sequence
@@ -308,6 +309,13 @@ class _Search:
 
     def step(self) -> bool:
         """Continue all open sentences by one word, and tell whether one of them is still open."""
+        # Inference mode spares torch some bookkeeping, but what comes out of it must stay in it.
+        is_private = not (self._processors or self._criteria) and self.scores is None and self.logits is None
+        is_private = is_private and all(isinstance(decoder, BeamDecoder) for decoder in self._decoders)
+        with torch.inference_mode() if is_private else contextlib.nullcontext():
+            return self._step()
+
+    def _step(self) -> bool:
         log_probs, parents, words = self._best_continuations()
         endings = self._which_end(parents, words)
         rows = zip(log_probs.tolist(), parents.tolist(), words.tolist(), endings, strict=True)
@@ -331,9 +339,10 @@ class _Search:
         per_row = values.shape[-1]
         totals = (values.to(self._scores.dtype).view(places, width, per_row) + self._scores.unsqueeze(-1)).flatten(1)
         best, index = totals.topk(min(self._count, totals.shape[-1]))
-        missing = (0, self._count - best.shape[-1])  # a small vocabulary has fewer
-        best = torch.nn.functional.pad(best, missing, value=float("-inf"))
-        index = torch.nn.functional.pad(index, missing)
+        if best.shape[-1] < self._count:  # a small vocabulary
+            missing = (0, self._count - best.shape[-1])
+            best = torch.nn.functional.pad(best, missing, value=float("-inf"))
+            index = torch.nn.functional.pad(index, missing)
         return best, index // per_row, words.view(places, -1).gather(1, index)
 
     def _best_words(self, width: int) -> tuple[torch.Tensor, torch.Tensor]:
