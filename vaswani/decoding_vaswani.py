@@ -3,10 +3,9 @@
 Both compute what the model's own `forward` computes, from the same weights, without what inference does not need.
 Dimension letters in shape comments: B sentences, S source length, M real source words of a batch, Q queries of a
 sentence (the words of a prompt, or its beams), L keys in reach of a query, D d_model, F d_ff, H heads, K d_k, U d_v,
-V vocabulary, C words in a chunk of the vocabulary, P parts of a product that threads take side by side.
+V vocabulary, P parts of a product that threads take side by side.
 """
 
-import functools
 import math
 from typing import Any
 
@@ -18,8 +17,6 @@ from transformers.utils import output_capturing
 ROWS_AT_A_TIME = 128
 # Words whose maximum is taken first when the best words are looked for.
 CHUNK_OF_WORDS = 64
-# Up to so many logits, searching all of them is faster than searching chunks.
-FEW_LOGITS = 50_000
 # Keys for which the cache of a sentence has room at first; it doubles when it is full.
 FIRST_CAPACITY = 128
 # Up to so many heads of all sentences, torch's fused attention is faster than its three steps one by one.
@@ -172,8 +169,8 @@ class DecoderWeights:
     def __init__(self, model: Any, parts: int) -> None:
         self.parts = parts
         self.layers = [_LayerWeights(layer, parts) for layer in model.model.decoder.layers]
-        words = model.lm_head.weight.detach()  # (V, D), filled up to whole chunks
-        words = nn.functional.pad(words, (0, 0, 0, -len(words) % (parts * CHUNK_OF_WORDS)))
+        words = model.lm_head.weight.detach()  # (V, D)
+        words = nn.functional.pad(words, (0, 0, 0, -len(words) % parts))
         self.words = _split_outputs(parts, words)  # (P, D, V / P)
         self._state = self._state_of(model)
 
@@ -344,6 +341,42 @@ class _Layer:
         return torch.layer_norm(total, *self.norms[sub_layer])
 
 
+def largest(values: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Find the largest values of each row, as `torch.topk` does, faster where rows are long.
+
+    Parameters
+    ----------
+    values : torch.Tensor
+        Values of shape (rows, length).
+    count : int
+        How many to find for each row.
+
+    Returns
+    -------
+    tuple[torch.Tensor, torch.Tensor]
+        The values, largest first, and their indices, both of shape (rows, count).
+
+    Notes
+    -----
+    The largest values stand in the chunks with the largest maxima. Maxima of chunks are a vectorised pass over the
+    row; what is left to be sorted is short.
+    """
+    chunks = values.shape[1] // CHUNK_OF_WORDS
+    if chunks <= 2 * count:
+        return values.topk(count)
+    whole = values[:, : chunks * CHUNK_OF_WORDS].unflatten(1, (chunks, CHUNK_OF_WORDS))
+    of_chunk = whole.amax(dim=-1).topk(count).indices  # (rows, count)
+    candidates = whole.gather(1, of_chunk.unsqueeze(-1).expand(-1, -1, CHUNK_OF_WORDS)).flatten(1)
+    indices = of_chunk.unsqueeze(-1) * CHUNK_OF_WORDS + torch.arange(CHUNK_OF_WORDS, device=values.device)
+    indices = indices.flatten(1)
+    if chunks * CHUNK_OF_WORDS < values.shape[1]:  # the values after the last whole chunk
+        rest = torch.arange(chunks * CHUNK_OF_WORDS, values.shape[1], device=values.device)
+        candidates = torch.cat((candidates, values[:, rest[0] :]), dim=1)
+        indices = torch.cat((indices, rest.expand(len(values), -1)), dim=1)
+    best, index = candidates.topk(count)
+    return best, indices.gather(1, index)
+
+
 class BeamDecoder:
     """Decode the beams of many sentences step by step; a sentence that is finished costs nothing any more.
 
@@ -498,22 +531,14 @@ class BeamDecoder:
         return torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
 
     def _best_words(self, states: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-        if len(states) * self._vocab_size <= FEW_LOGITS:
-            return self.logits(states).log_softmax(dim=-1).topk(count)
-        logits = self._form_logits(states)  # (P, B Q, V / P), filled up with -inf to whole chunks
+        logits = self._form_logits(states)  # (P, B Q, V / P)
         parts, rows, width = logits.shape
-        per_part = width // CHUNK_OF_WORDS
-        chunks = logits.view(-1, CHUNK_OF_WORDS)  # (P B Q V / P C, C)
-        peaks = chunks.amax(dim=-1).view(parts, rows, per_part).transpose(0, 1).reshape(rows, -1)  # (B Q, V / C)
-        # The best words stand in the chunks with the best peaks.
-        best_chunks = peaks.topk(min(count, parts * per_part)).indices  # (B Q, count)
-        places = best_chunks + self._first_chunks(rows, per_part)
+        best, words = largest(logits.view(-1, width), min(count, width))  # (P B Q, count)
         if parts > 1:
-            places += best_chunks // per_part * ((rows - 1) * per_part)
-        in_chunks = chunks[places].view(rows, -1)  # (B Q, count C)
-        best, index = in_chunks.topk(count)
-        words = best_chunks.gather(1, index // CHUNK_OF_WORDS) * CHUNK_OF_WORDS + index % CHUNK_OF_WORDS
-
+            words += torch.arange(0, parts * width, width).repeat_interleave(rows).unsqueeze(-1)
+            best, words = (each.unflatten(0, (parts, rows)).transpose(0, 1).flatten(1) for each in (best, words))
+            best, index = best.topk(count)
+            words = words.gather(1, index)
         top = best[:, :1]
         total = logits.sub_(top).exp_().sum(dim=-1)  # (P, B Q)
         total = total[0] if parts == 1 else total.sum(dim=0)
@@ -529,17 +554,8 @@ class BeamDecoder:
             torch.mm(states, words, out=logits[0])
         else:
             torch.bmm(states.expand(parts, -1, -1), words, out=logits)
-        for part in range(parts):
-            filled = max(self._vocab_size - part * width, 0)
-            if filled < width:
-                logits[part, :, filled:] = float("-inf")
+            logits[-1, :, self._vocab_size - (parts - 1) * width :] = float("-inf")  # what fills the last part up
         return logits
-
-    @staticmethod
-    @functools.lru_cache(maxsize=1)
-    def _first_chunks(rows: int, per_row: int) -> torch.Tensor:
-        """Return the number of the first chunk of each row (rows, 1)."""
-        return torch.arange(0, rows * per_row, per_row).unsqueeze(-1)
 
     def _decode(self, words: torch.Tensor, positions: torch.Tensor, visible: torch.Tensor) -> torch.Tensor:
         sentences, queries, slots = visible.shape

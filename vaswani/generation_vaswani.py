@@ -37,7 +37,7 @@ from transformers.modeling_outputs import BaseModelOutput
 from transformers.utils import ModelOutput
 
 from .configuration_vaswani import VaswaniConfig
-from .decoding_vaswani import BeamDecoder, can_bypass
+from .decoding_vaswani import BeamDecoder, largest
 
 # Forms of the length penalty: GNMT's ((5 + |Y|) / 6)^alpha, which the paper uses, and transformers' |Y|^alpha.
 LENGTH_PENALTY_FORMS = ("gnmt", "power")
@@ -298,7 +298,7 @@ class _Search:
         self._criteria = criteria
         self._sequences = prompt.unsqueeze(1).expand(-1, self._beams, -1)  # (B, W, T)
         self._candidates = prompt.unsqueeze(1).expand(-1, self._count, -1)  # (B, count, T)
-        self._log_probs: torch.Tensor | None = None  # (B, W, V), of all sentences
+        self._log_probs = torch.empty(0)  # (B, W, V), of all sentences
         self.scores: tuple[torch.Tensor, ...] | None = () if output_scores else None
         self.logits: tuple[torch.Tensor, ...] | None = () if output_logits else None
 
@@ -350,32 +350,37 @@ class _Search:
         banned = self._banned
         if self._columns < self._min_columns:
             banned = sorted({*banned, *self._endings})
+        count = self._count + len(banned)
         keeps_all = self._processors or self.scores is not None or self.logits is not None
         if len(self._decoders) == 1 and isinstance(self._decoders[0], BeamDecoder) and not keeps_all:
-            values, words = self._decoders[0].best_words(self._states[0], self._count + len(banned))
-            for word in banned:  # it was among the best, or it does not matter
-                values.masked_fill_(words == word, float("-inf"))
-            return values, words
-
-        logits = [decoder.logits(states) for decoder, states in zip(self._decoders, self._states, strict=True)]
-        log_probs = _mean_log_probs(torch.stack([each.log_softmax(dim=-1) for each in logits]))
-        if keeps_all:
-            log_probs = self._process(log_probs, logits[0], width)
-        log_probs[:, banned] = float("-inf")
-        return log_probs.topk(min(self._count, log_probs.shape[-1]))
+            values, words = self._decoders[0].best_words(self._states[0], count)
+        else:
+            logits = [decoder.logits(states) for decoder, states in zip(self._decoders, self._states, strict=True)]
+            log_probs = _mean_log_probs([each.log_softmax(dim=-1) for each in logits])
+            if keeps_all:
+                log_probs = self._process(log_probs, logits[0], width)
+            values, words = largest(log_probs, min(count, log_probs.shape[-1]))
+        for word in banned:  # if it is not among these, it does not matter
+            values.masked_fill_(words == word, float("-inf"))
+        return values, words
 
     def _process(self, log_probs: torch.Tensor, logits: torch.Tensor, width: int) -> torch.Tensor:
         """Let the user's processors change log-probabilities, and record what was asked for."""
-        every = self._beams // width  # the first step has one row for each sentence, transformers has all beams
-        rows = log_probs.repeat_interleave(every, dim=0).unflatten(0, (-1, self._beams))  # (places, W, V)
-        if self._log_probs is None:
-            self._log_probs = rows.clone()
-        self._log_probs[self._places] = rows
+        if width < self._beams:  # the first step has one row for each sentence, transformers has all beams
+            log_probs, logits = (each.repeat_interleave(self._beams, dim=0) for each in (log_probs, logits))
+        rows = log_probs.unflatten(0, (-1, self._beams))  # (places, W, V)
+        are_all = self._places == list(range(len(self._sentences)))
+        if are_all:
+            self._log_probs = rows
+        else:
+            self._log_probs[self._places] = rows
         processed = self._processors(self._sequences.flatten(0, 1), self._log_probs.flatten(0, 1))  # (R, V)
         if self.logits is not None:
-            self.logits += (logits.repeat_interleave(every, dim=0),)
+            self.logits += (logits,)
         if self.scores is not None:
             self.scores += (processed.clone(),)
+        if are_all and width == self._beams:
+            return processed
         return processed.unflatten(0, (-1, self._beams))[self._places, :width].flatten(0, 1)
 
     def _which_end(self, parents: torch.Tensor, words: torch.Tensor) -> list[list[bool]]:
@@ -429,9 +434,11 @@ class _Search:
         self._states = [decoder.advance(words, parents) for decoder in self._decoders]
 
 
-def _mean_log_probs(log_probs: torch.Tensor) -> torch.Tensor:
-    """Return the logarithm of the mean probability over models, for logarithms (models, ...)."""
-    return log_probs[0] if len(log_probs) == 1 else log_probs.logsumexp(dim=0) - math.log(len(log_probs))
+def _mean_log_probs(log_probs: list[torch.Tensor]) -> torch.Tensor:
+    """Return the logarithm of the mean probability over models."""
+    if len(log_probs) == 1:
+        return log_probs[0]
+    return torch.stack(log_probs).logsumexp(dim=0) - math.log(len(log_probs))
 
 
 class VaswaniGenerationMixin(GenerationMixin):
@@ -765,7 +772,7 @@ def _force_decode(
             for rows, row_words in zip(states.split(ROWS_AT_A_TIME), words.split(ROWS_AT_A_TIME), strict=True)
         ]
         of_models.append(torch.cat(parts).squeeze(-1) if parts else states.new_zeros(0))
-    log_probs = _mean_log_probs(torch.stack(of_models))
+    log_probs = _mean_log_probs(of_models)
     return torch.zeros(labels.shape, dtype=log_probs.dtype, device=labels.device).masked_scatter(real, log_probs)
 
 
