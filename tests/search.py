@@ -75,7 +75,9 @@ def beam_search(
         hypotheses = [c for c in continuations if c[1][-1] not in ends][:beams]
         if len(finished) >= wanted and finished[wanted - 1].score >= hypotheses[0][0] / penalty(limit, alpha):
             return finished[:wanted]
-    unfinished = [Translation(tuple(words), log_prob, log_prob / penalty(limit, alpha)) for log_prob, words in hypotheses]
+    unfinished = [
+        Translation(tuple(words), log_prob, log_prob / penalty(limit, alpha)) for log_prob, words in hypotheses
+    ]
     chosen = finished[:wanted] + unfinished[: max(wanted - len(finished), 0)]
     return sorted(chosen, key=lambda t: -t.score)
 

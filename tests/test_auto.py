@@ -258,6 +258,7 @@ def test_the_public_names_are_pinned() -> None:
         "VaswaniModel",
         "VaswaniPreTrainedModel",
         "VaswaniTokenizer",
+        "paper_generation_config",
         "preset",
         "preset_names",
     ]
@@ -310,7 +311,8 @@ def test_public_functions_document_their_parameters(name: str) -> None:
 def test_code_for_the_hub_imports_only_torch_transformers_and_the_standard_library() -> None:
     from transformers.dynamic_module_utils import get_imports, get_relative_imports
 
-    closure = ["configuration_vaswani", "decoding_vaswani", "generation_vaswani", "modeling_vaswani"]
+    closure = ["configuration", "decoding", "search", "generation", "modeling"]
+    closure = [f"{stage}_vaswani" for stage in closure]
     for name in closure:
         path = ROOT / "vaswani" / f"{name}.py"
         packages = set(get_imports(path)) - set(sys.stdlib_module_names)

@@ -14,11 +14,11 @@ import pytest
 import torch
 from datasets import Dataset
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, GenerationConfig
 from transformers.trainer_utils import get_last_checkpoint
 
 from tests.conftest import recipe, tiny_model
-from vaswani import VaswaniTokenizer
+from vaswani import VaswaniTokenizer, paper_generation_config
 from vaswani.checkpoints import average_checkpoints, complete_checkpoints
 
 
@@ -51,6 +51,29 @@ def test_the_average_is_the_mean_in_float64_and_loads_with_its_tokenizer(tokeniz
     assert files == {
         *("config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
     }
+
+
+def test_trainer_and_average_save_the_papers_search_unless_another_was_chosen(
+    pairs: Dataset, tokenizer: VaswaniTokenizer, tmp_path
+) -> None:
+    trainer, _ = recipe(tmp_path / "run", pairs=pairs, max_steps=2, save_strategy="steps", save_steps=1, average_last=2)
+    trainer.train()
+    trainer.save_model(tmp_path / "end")
+    for folder in (tmp_path / "run" / "averaged", tmp_path / "run" / "checkpoint-1", tmp_path / "end"):
+        saved = GenerationConfig.from_pretrained(folder)
+        assert saved.to_diff_dict() == paper_generation_config(trainer.model.config).to_diff_dict(), folder
+
+    plain, chosen = tiny_model(vocab_size=400), tiny_model(vocab_size=400)
+    plain.save_pretrained(tmp_path / "plain")  # as another trainer leaves it
+    average_checkpoints([tmp_path / "plain"], tmp_path / "averaged")
+    assert GenerationConfig.from_pretrained(tmp_path / "averaged").length_penalty_form == "gnmt"
+
+    chosen.generation_config = GenerationConfig(num_beams=7, max_new_tokens=9)
+    chosen.save_pretrained(tmp_path / "chosen")
+    average_checkpoints([tmp_path / "chosen"], tmp_path / "averaged_chosen")
+    assert GenerationConfig.from_pretrained(tmp_path / "averaged_chosen").num_beams == 7
+    trainer, _ = recipe(tmp_path / "other", model=chosen, pairs=pairs)
+    assert trainer.model.generation_config.num_beams == 7
 
 
 def test_averaging_one_model_with_itself_changes_no_bit(tokenizer: VaswaniTokenizer, tmp_path) -> None:

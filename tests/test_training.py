@@ -280,7 +280,7 @@ def test_translations_are_scored_while_training(pairs: Dataset, tokenizer: Vaswa
 
     options = {"predict_with_generate": True, "generation_max_length": 60, "per_device_eval_batch_size": 20}
     few = pairs.select(range(40))
-    trainer, _ = recipe(tmp_path, pairs=few, eval_dataset=few, max_steps=150, learning_rate=5e-3, **options)
+    trainer, _ = recipe(tmp_path, pairs=few, eval_dataset=few, max_steps=300, learning_rate=5e-3, **options)
     trainer.compute_metrics = bleu
     before = trainer.evaluate()["eval_bleu"]
     trainer.train()

@@ -11,7 +11,11 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from transformers.utils import SAFE_WEIGHTS_NAME, logging
+from transformers import AutoConfig, GenerationConfig
+from transformers.utils import CONFIG_NAME, GENERATION_CONFIG_NAME, SAFE_WEIGHTS_NAME, logging
+
+from .configuration_vaswani import VaswaniConfig
+from .generation_vaswani import chosen_or_paper_config
 
 logger = logging.get_logger(__name__)
 
@@ -143,11 +147,23 @@ def average_checkpoints(
     shutil.rmtree(unfinished, ignore_errors=True)
     shutil.copytree(folders[-1], unfinished, ignore=shutil.ignore_patterns(*TRAINING_FILES, SAFE_WEIGHTS_NAME))
     save_file(averaged, unfinished / SAFE_WEIGHTS_NAME, metadata={"format": "pt"})
+    _save_generation_config(unfinished)
     if output.exists():
         output.rmdir()
     unfinished.rename(output)
     logger.info(f"Averaged {len(folders)} checkpoints into {output}")
     return averaged
+
+
+def _save_generation_config(folder: Path) -> None:
+    """Give an averaged model the paper's search, unless its checkpoints chose another one."""
+    if not (folder / CONFIG_NAME).is_file():
+        return
+    config = AutoConfig.from_pretrained(folder)
+    if isinstance(config, VaswaniConfig):
+        has_one = (folder / GENERATION_CONFIG_NAME).is_file()
+        chosen = GenerationConfig.from_pretrained(folder) if has_one else None
+        chosen_or_paper_config(chosen, config).save_pretrained(folder)
 
 
 def _mean(files: list[Path]) -> dict[str, torch.Tensor]:

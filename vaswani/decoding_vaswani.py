@@ -38,8 +38,8 @@ def can_bypass(model: nn.Module) -> bool:
     bool
         False where reading `.weight` would skip something: an adapter, a quantised layer, a hook, a replaced or
         inherited `forward`, a weight that is sharded, in half precision or on another device than the CPU, dropout
-        in training, autocast, and while torch traces a graph. The hooks with which transformers records outputs are no obstacle:
-        they are idle unless outputs are asked for.
+        in training, autocast, and while torch traces a graph. The hooks with which transformers records outputs are
+        no obstacle: they are idle unless outputs are asked for.
     """
     if model.training or torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu"):
         return False
@@ -56,9 +56,7 @@ def can_bypass(model: nn.Module) -> bool:
     return is_plain and {weight.dtype for weight in weights} in ({torch.float32}, {torch.float64})
 
 
-def encode_real_words(
-    layers: nn.ModuleList, hidden_states: torch.Tensor, attention_mask: torch.Tensor
-) -> torch.Tensor:
+def encode_real_words(layers: nn.ModuleList, hidden_states: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
     """Apply encoder layers to the real words of a padded batch, and only to them.
 
     Parameters
@@ -79,7 +77,8 @@ def encode_real_words(
     -----
     Products and norms see M rows instead of B S; only the attention itself is padded.
     """
-    config: Any = layers[0].self_attn.config
+    first: Any = layers[0]
+    config = first.self_attn.config
     real = attention_mask.flatten().nonzero().squeeze(-1)  # (M)
     visible = attention_mask.bool()[:, None, None, :]  # (B, 1, 1, S)
     packed = hidden_states.flatten(0, 1)[real]  # (M, D)
@@ -89,6 +88,7 @@ def encode_real_words(
         padded[real] = projected
         return padded.view(*attention_mask.shape, -1, width).transpose(1, 2)  # (B, H, S, K)
 
+    layer: Any
     for layer in layers:
         attention = layer.self_attn
         attended = nn.functional.scaled_dot_product_attention(
@@ -251,9 +251,7 @@ class _Layer:
         self.cache = encoded.new_empty(2, len(encoded), parts * self.heads, 0, self.width)  # (2, B, H, L, K)
 
     @staticmethod
-    def _project(
-        projection: nn.Linear, width: int, encoded: torch.Tensor, real: torch.Tensor | None
-    ) -> torch.Tensor:
+    def _project(projection: nn.Linear, width: int, encoded: torch.Tensor, real: torch.Tensor | None) -> torch.Tensor:
         """Return (B, H, S, K) for encoder states (B, S, D), computed where they are real."""
         if real is None:
             projected = projection(encoded)

@@ -28,6 +28,8 @@ from transformers.utils import logging
 
 from .batching import Indices, PairCollator, TokenBudgetSampler, TokenBudgetStream
 from .checkpoints import TRAINER_STATE, average_checkpoints, complete_checkpoints, publish, remove
+from .configuration_vaswani import VaswaniConfig
+from .generation_vaswani import chosen_or_paper_config
 
 logger = logging.get_logger(__name__)
 
@@ -176,6 +178,8 @@ class VaswaniTrainer(Seq2SeqTrainer):
             args = copy.copy(args)  # the caller's arguments go on to say: as the formula has it
             args.learning_rate = (model.config.d_model * args.warmup_steps) ** -0.5
         options.setdefault("data_collator", PairCollator(model.config.pad_token_id))
+        if isinstance(model.config, VaswaniConfig):
+            model.generation_config = chosen_or_paper_config(model.generation_config, model.config)
         super().__init__(model, args, train_dataset=train_dataset, **options)
         self.add_callback(_ClockSaver(args.save_minutes))
         self._unfinished: Path | None = None

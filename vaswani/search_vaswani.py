@@ -1,0 +1,281 @@
+"""The paper's beam search: hypotheses, and the steps that many sentences take together.
+
+Dimension letters in shape comments: B sentences, W beams, R = B W rows, T target length, V vocabulary.
+"""
+
+import bisect
+import contextlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from transformers.generation import LogitsProcessorList, StoppingCriteriaList
+
+from .decoding_vaswani import BeamDecoder, largest
+
+
+def length_penalty(length: int, alpha: float) -> float:
+    """Return what the log-probability of a translation is divided by.
+
+    Parameters
+    ----------
+    length : int
+        Number of words, the end symbol included.
+    alpha : float
+        Strength of the penalty.
+
+    Returns
+    -------
+    float
+        ((5 + length) / 6) ** alpha.
+    """
+    return ((5 + length) / 6) ** alpha
+
+
+@dataclass
+class Hypothesis:
+    """A translation, stored as the last of its words and the beam that it continues."""
+
+    score: float
+    step: int
+    parent: int
+    word: int
+
+
+@dataclass
+class Sentence:
+    """The search for one sentence: its open beams, step by step, and what is finished."""
+
+    length: int  # words so far
+    limit: int
+    beams: int
+    wanted: int
+    alpha: float
+    ends_when_full: bool
+    finished: list[Hypothesis] = field(default_factory=list)  # best first
+    unfinished: list[Hypothesis] = field(default_factory=list)  # best first
+    steps: list[list[tuple[float, int, int]]] = field(default_factory=list)  # log P, parent, word of the open beams
+    is_over: bool = False
+
+    def take(self, candidates: list[tuple[float, int, int, bool]]) -> None:
+        """Finish every candidate that ends, keep the best others open, and see whether the search is over."""
+        self.length += 1
+        penalty = length_penalty(self.length, self.alpha)
+        still_open: list[tuple[float, int, int]] = []
+        for log_prob, parent, word, ends in candidates:  # best first
+            if log_prob == float("-inf"):
+                break
+            if ends:
+                ended = Hypothesis(log_prob / penalty, len(self.steps), parent, word)
+                bisect.insort(self.finished, ended, key=lambda hypothesis: -hypothesis.score)
+            elif len(still_open) < self.beams:
+                still_open.append((log_prob, parent, word))
+
+        if self.length == self.limit:
+            self.unfinished = [Hypothesis(log_prob / penalty, len(self.steps), *rest) for log_prob, *rest in still_open]
+        self.steps.append(still_open)
+        self.is_over = self.length == self.limit or not still_open or self._is_decided(still_open[0][0])
+
+    def _is_decided(self, best_open: float) -> bool:
+        if self.ends_when_full and len(self.finished) >= self.beams:
+            return True
+        if len(self.finished) < self.wanted:
+            return False
+        most_favourable = max(length_penalty(length, self.alpha) for length in (self.length + 1, self.limit))
+        return self.finished[self.wanted - 1].score >= best_open / most_favourable
+
+    def best(self) -> list[Hypothesis]:
+        """Return the wanted number of hypotheses, best first; unfinished ones only for want of finished ones."""
+        missing = max(self.wanted - len(self.finished), 0)
+        chosen = self.finished[: self.wanted] + self.unfinished[:missing]
+        return sorted(chosen, key=lambda hypothesis: -hypothesis.score)
+
+    def trace(self, hypothesis: Hypothesis) -> tuple[list[int], list[int]]:
+        """Return a hypothesis' words, and the beam that each of them continued."""
+        words, parents = [hypothesis.word], [hypothesis.parent]
+        for step in reversed(self.steps[: hypothesis.step]):
+            _, parent, word = step[parents[-1]]
+            words.append(word)
+            parents.append(parent)
+        return words[::-1], parents[::-1]
+
+
+class BeamSearch:
+    """The search for a batch of sentences: one step after the other, until each sentence is over.
+
+    A sentence that is over leaves its place to another, so that the decoders have rows only for open ones. What a
+    user's processors and criteria see is laid out as in transformers nevertheless: all sentences in their order, the
+    finished ones with their last rows.
+    """
+
+    def __init__(
+        self,
+        decoders: Sequence[Any],
+        sentences: list[Sentence],
+        prompt: torch.Tensor,
+        pad: int,
+        banned: list[int],
+        endings: set[int],
+        min_columns: int,
+        processors: LogitsProcessorList,
+        criteria: StoppingCriteriaList,
+        output_scores: bool,
+        output_logits: bool,
+    ) -> None:
+        self._decoders = decoders
+        self._sentences = sentences
+        self._beams = sentences[0].beams
+        self._count = max(2, 1 + len(endings)) * self._beams  # continuations looked at in each step
+        self._places = list(range(len(sentences)))  # which sentence stands at each place of the decoders
+        self._columns = prompt.shape[1]
+        self._pad = pad
+        self._banned = banned
+        self._endings = endings
+        self._min_columns = min_columns
+        self._processors: Any = processors
+        self._criteria = criteria
+        self._sequences = prompt.unsqueeze(1).expand(-1, self._beams, -1)  # (B, W, T)
+        self._candidates = prompt.unsqueeze(1).expand(-1, self._count, -1)  # (B, count, T)
+        self._log_probs = torch.empty(0)  # (B, W, V), of all sentences
+        self.scores: Any = () if output_scores else None
+        self.logits: Any = () if output_logits else None
+
+    def start(self, prompt: torch.Tensor, attention_mask: torch.Tensor, log_probs: torch.Tensor) -> None:
+        """Decode the prompts (B, T), whose own log-probabilities are `log_probs` (B)."""
+        self._states = [decoder.start(prompt, attention_mask) for decoder in self._decoders]
+        self._scores = log_probs.unsqueeze(-1)  # (B, beams that are open)
+
+    def step(self) -> bool:
+        """Continue all open sentences by one word, and tell whether one of them is still open."""
+        # Inference mode spares torch some bookkeeping, but what comes out of it must stay in it.
+        is_private = not (self._processors or self._criteria) and self.scores is None and self.logits is None
+        is_private = is_private and all(isinstance(decoder, BeamDecoder) for decoder in self._decoders)
+        with torch.inference_mode() if is_private else contextlib.nullcontext():
+            return self._step()
+
+    def _step(self) -> bool:
+        log_probs, parents, words = self._best_continuations()
+        endings = self._which_end(parents, words)
+        rows = zip(log_probs.tolist(), parents.tolist(), words.tolist(), endings, strict=True)
+        for index, row in zip(self._places, rows, strict=True):
+            if not self._sentences[index].is_over:
+                self._sentences[index].take(list(zip(*row, strict=True)))
+        if all(self._sentences[index].is_over for index in self._places):
+            return False
+        self._drop_what_is_over()
+        self._advance()
+        return True
+
+    def idle(self) -> None:
+        """Repeat the last step's work, for other processes that still need this one's share of the weights."""
+        self._advance()
+
+    def _best_continuations(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return log P, parent and word (B, count) of the best continuations of each sentence."""
+        places, width = self._scores.shape
+        values, words = self._best_words(width)  # (B width, up to count)
+        per_row = values.shape[-1]
+        totals = (values.to(self._scores.dtype).view(places, width, per_row) + self._scores.unsqueeze(-1)).flatten(1)
+        best, index = totals.topk(min(self._count, totals.shape[-1]))
+        if best.shape[-1] < self._count:  # a small vocabulary
+            missing = (0, self._count - best.shape[-1])
+            best = torch.nn.functional.pad(best, missing, value=float("-inf"))
+            index = torch.nn.functional.pad(index, missing)
+        return best, index // per_row, words.view(places, -1).gather(1, index)
+
+    def _best_words(self, width: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return log-probabilities and words (B width, up to count) of the best words after each open beam."""
+        banned = self._banned
+        if self._columns < self._min_columns:
+            banned = sorted({*banned, *self._endings})
+        count = self._count + len(banned)
+        keeps_all = self._processors or self.scores is not None or self.logits is not None
+        if len(self._decoders) == 1 and isinstance(self._decoders[0], BeamDecoder) and not keeps_all:
+            values, words = self._decoders[0].best_words(self._states[0], count)
+        else:
+            logits = [decoder.logits(states) for decoder, states in zip(self._decoders, self._states, strict=True)]
+            log_probs = mean_log_probs([each.log_softmax(dim=-1) for each in logits])
+            if keeps_all:
+                log_probs = self._process(log_probs, logits[0], width)
+            values, words = largest(log_probs, min(count, log_probs.shape[-1]))
+        for word in banned:  # if it is not among these, it does not matter
+            values.masked_fill_(words == word, float("-inf"))
+        return values, words
+
+    def _process(self, log_probs: torch.Tensor, logits: torch.Tensor, width: int) -> torch.Tensor:
+        """Let the user's processors change log-probabilities, and record what was asked for."""
+        if width < self._beams:  # the first step has one row for each sentence, transformers has all beams
+            log_probs, logits = (each.repeat_interleave(self._beams, dim=0) for each in (log_probs, logits))
+        rows = log_probs.unflatten(0, (-1, self._beams))  # (places, W, V)
+        are_all = self._places == list(range(len(self._sentences)))
+        if are_all:
+            self._log_probs = rows
+        else:
+            self._log_probs[self._places] = rows
+        processed = self._processors(self._sequences.flatten(0, 1), self._log_probs.flatten(0, 1))  # (R, V)
+        if self.logits is not None:
+            self.logits += (logits,)
+        if self.scores is not None:
+            self.scores += (processed.clone(),)
+        if are_all and width == self._beams:
+            return processed
+        return processed.unflatten(0, (-1, self._beams))[self._places, :width].flatten(0, 1)
+
+    def _which_end(self, parents: torch.Tensor, words: torch.Tensor) -> list[list[bool]]:
+        """Tell of each continuation (B, count) whether it ends there."""
+        endings = [[word in self._endings for word in row] for row in words.tolist()]
+        if not self._criteria:
+            return endings
+        self._candidates = self._continue(self._candidates, parents, words)
+        stopped = self._criteria(self._candidates.flatten(0, 1), self.scores).unflatten(0, (-1, self._count))
+        return (torch.tensor(endings, device=stopped.device) | stopped[self._places]).tolist()
+
+    def _continue(self, old: torch.Tensor, parents: torch.Tensor, words: torch.Tensor) -> torch.Tensor:
+        """Return `old` (B, any, T) with one word more: open sentences continue their beams, others get padding."""
+        new = torch.nn.functional.pad(old, (0, 1), value=self._pad)
+        of_beams = self._sequences[self._places]
+        past = of_beams.gather(1, parents.unsqueeze(-1).expand(-1, -1, of_beams.shape[-1]))
+        new[self._places] = torch.cat((past, words.unsqueeze(-1)), dim=-1)
+        return new
+
+    def _drop_what_is_over(self) -> None:
+        """Fill the places of sentences that are over with the last ones that are not."""
+        records = self.scores is not None or self.logits is not None  # of all sentences, to the end
+        if records or not all(decoder.can_drop for decoder in self._decoders):
+            return
+        order = [place for place, index in enumerate(self._places) if not self._sentences[index].is_over]
+        kept = len(order)
+        moving = [place for place in order if place >= kept]
+        staying = {place for place in order if place < kept}
+        order = [place if place in staying else moving.pop() for place in range(kept)]
+        self._places = [self._places[place] for place in order]
+        for decoder in self._decoders:
+            decoder.keep(order)
+
+    def _advance(self) -> None:
+        """Hand the open beams of the last step to the decoders."""
+        dead = (float("-inf"), 0, self._pad)
+        beams = []
+        for index in self._places:
+            sentence = self._sentences[index]
+            still_open = [] if sentence.is_over else sentence.steps[-1]
+            beams.append(still_open + [dead] * (self._beams - len(still_open)))
+        device = self._sequences.device
+        log_probs, parents, words = (
+            torch.tensor([[beam[part] for beam in row] for row in beams], dtype=dtype, device=device)
+            for part, dtype in enumerate((torch.float64, torch.long, torch.long))
+        )
+        if self._processors or self._criteria:
+            self._sequences = self._continue(self._sequences, parents, words)
+        self._columns += 1
+        self._scores = log_probs
+        self._states = [decoder.advance(words, parents) for decoder in self._decoders]
+
+
+def mean_log_probs(log_probs: list[torch.Tensor]) -> torch.Tensor:
+    """Return the logarithm of the mean probability over models."""
+    if len(log_probs) == 1:
+        return log_probs[0]
+    return torch.stack(log_probs).logsumexp(dim=0) - math.log(len(log_probs))
