@@ -36,7 +36,19 @@ def length_penalty(length: int, alpha: float) -> float:
 
 @dataclass
 class Hypothesis:
-    """A translation, stored as the last of its words and the beam that it continues."""
+    """A translation, stored as the last of its words and the beam that it continues.
+
+    Parameters
+    ----------
+    score : float
+        Log-probability divided by the length penalty.
+    step : int
+        Step of the search, from 0, in which the last word was found.
+    parent : int
+        Beam of the step before that the word continues.
+    word : int
+        The last word.
+    """
 
     score: float
     step: int
@@ -46,21 +58,51 @@ class Hypothesis:
 
 @dataclass
 class Sentence:
-    """The search for one sentence: its open beams, step by step, and what is finished."""
+    """The search for one sentence: its open beams, step by step, and what is finished.
 
-    length: int  # words so far
+    Parameters
+    ----------
+    length : int
+        Number of words so far; at first, of those that are forced.
+    limit : int
+        Number of words that a translation may have, the end symbol included.
+    beams : int
+        Number of hypotheses that stay open.
+    wanted : int
+        Number of translations to return.
+    alpha : float
+        Strength of the length penalty.
+    ends_when_full : bool
+        Whether to end as soon as there are as many finished hypotheses as beams (`early_stopping=True`).
+    finished : list[Hypothesis]
+        Hypotheses that have ended, best first.
+    unfinished : list[Hypothesis]
+        Hypotheses that were still open at the limit, best first.
+    steps : list[list[tuple[float, int, int]]]
+        For each step the open beams, best first: log-probability, parent and word.
+    is_over : bool, default=False
+        Whether the search has ended.
+    """
+
+    length: int
     limit: int
     beams: int
     wanted: int
     alpha: float
     ends_when_full: bool
-    finished: list[Hypothesis] = field(default_factory=list)  # best first
-    unfinished: list[Hypothesis] = field(default_factory=list)  # best first
-    steps: list[list[tuple[float, int, int]]] = field(default_factory=list)  # log P, parent, word of the open beams
+    finished: list[Hypothesis] = field(default_factory=list)
+    unfinished: list[Hypothesis] = field(default_factory=list)
+    steps: list[list[tuple[float, int, int]]] = field(default_factory=list)
     is_over: bool = False
 
     def take(self, candidates: list[tuple[float, int, int, bool]]) -> None:
-        """Finish every candidate that ends, keep the best others open, and see whether the search is over."""
+        """Finish every candidate that ends, keep the best others open, and see whether the search is over.
+
+        Parameters
+        ----------
+        candidates : list[tuple[float, int, int, bool]]
+            The best continuations, best first: log-probability, parent, word, and whether it ends there.
+        """
         self.length += 1
         penalty = length_penalty(self.length, self.alpha)
         still_open: list[tuple[float, int, int]] = []
@@ -87,13 +129,30 @@ class Sentence:
         return self.finished[self.wanted - 1].score >= best_open / most_favourable
 
     def best(self) -> list[Hypothesis]:
-        """Return the wanted number of hypotheses, best first; unfinished ones only for want of finished ones."""
+        """Choose the translations to return.
+
+        Returns
+        -------
+        list[Hypothesis]
+            The wanted number, or all that there are, best first; unfinished ones only for want of finished ones.
+        """
         missing = max(self.wanted - len(self.finished), 0)
         chosen = self.finished[: self.wanted] + self.unfinished[:missing]
         return sorted(chosen, key=lambda hypothesis: -hypothesis.score)
 
     def trace(self, hypothesis: Hypothesis) -> tuple[list[int], list[int]]:
-        """Return a hypothesis' words, and the beam that each of them continued."""
+        """Follow a hypothesis back to its beginning.
+
+        Parameters
+        ----------
+        hypothesis : Hypothesis
+            One of this sentence.
+
+        Returns
+        -------
+        tuple[list[int], list[int]]
+            Its words, and the beam that each of them continued.
+        """
         words, parents = [hypothesis.word], [hypothesis.parent]
         for step in reversed(self.steps[: hypothesis.step]):
             _, parent, word = step[parents[-1]]
@@ -108,6 +167,31 @@ class BeamSearch:
     A sentence that is over leaves its place to another, so that the decoders have rows only for open ones. What a
     user's processors and criteria see is laid out as in transformers nevertheless: all sentences in their order, the
     finished ones with their last rows.
+
+    Parameters
+    ----------
+    decoders : Sequence[Any]
+        A decoder for each model of an ensemble, or the one decoder.
+    sentences : list[Sentence]
+        The sentences, at their beginning.
+    prompt : torch.Tensor
+        Start symbol and forced words, of shape (sentences, length).
+    pad : int
+        The padding.
+    banned : list[int]
+        Words that are never produced.
+    endings : set[int]
+        Words that end a translation.
+    min_columns : int
+        Number of columns, start symbol included, before which no translation ends.
+    processors : LogitsProcessorList
+        What changes log-probabilities.
+    criteria : StoppingCriteriaList
+        What ends hypotheses beside the endings and the limit.
+    output_scores : bool
+        Whether to keep the processed log-probabilities of each step.
+    output_logits : bool
+        Whether to keep the logits of each step.
     """
 
     def __init__(
@@ -143,12 +227,28 @@ class BeamSearch:
         self.logits: Any = () if output_logits else None
 
     def start(self, prompt: torch.Tensor, attention_mask: torch.Tensor, log_probs: torch.Tensor) -> None:
-        """Decode the prompts (B, T), whose own log-probabilities are `log_probs` (B)."""
+        """Decode the prompts.
+
+        Parameters
+        ----------
+        prompt : torch.Tensor
+            Start symbol and forced words, of shape (sentences, length).
+        attention_mask : torch.Tensor
+            1 for a real word, 0 for the padding before it, of the same shape.
+        log_probs : torch.Tensor
+            Log-probability of what is forced, of shape (sentences).
+        """
         self._states = [decoder.start(prompt, attention_mask) for decoder in self._decoders]
         self._scores = log_probs.unsqueeze(-1)  # (B, beams that are open)
 
     def step(self) -> bool:
-        """Continue all open sentences by one word, and tell whether one of them is still open."""
+        """Continue all open sentences by one word.
+
+        Returns
+        -------
+        bool
+            Whether one of them is still open.
+        """
         # Inference mode spares torch some bookkeeping, but what comes out of it must stay in it.
         is_private = not (self._processors or self._criteria) and self.scores is None and self.logits is None
         is_private = is_private and all(isinstance(decoder, BeamDecoder) for decoder in self._decoders)
@@ -275,7 +375,18 @@ class BeamSearch:
 
 
 def mean_log_probs(log_probs: list[torch.Tensor]) -> torch.Tensor:
-    """Return the logarithm of the mean probability over models."""
+    """Average the probabilities of several models.
+
+    Parameters
+    ----------
+    log_probs : list[torch.Tensor]
+        Logarithms of probabilities, of one shape, for each model.
+
+    Returns
+    -------
+    torch.Tensor
+        Logarithms of the mean.
+    """
     if len(log_probs) == 1:
         return log_probs[0]
     return torch.stack(log_probs).logsumexp(dim=0) - math.log(len(log_probs))
