@@ -14,7 +14,7 @@ import torch
 from datasets import Dataset
 
 from tests.conftest import ragged_batch, recipe, tiny_model
-from vaswani import VaswaniForConditionalGeneration
+from vaswani import VaswaniForConditionalGeneration, paper_generation_config
 
 pytestmark = pytest.mark.process
 
@@ -66,7 +66,7 @@ def launch(code: str, *arguments: str, processes: int = 2, accelerate: bool = Fa
         capture_output=True,
         text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
-        timeout=300,
+        timeout=120,
         check=False,
     )
     assert finished.returncode == 0, finished.stdout + finished.stderr
@@ -116,6 +116,36 @@ def test_tensor_parallel_processes_agree_with_one_and_hold_half_of_each_projecti
     """
     launch(SETUP + halves + CHECK, prepared, "tp_size")
     assert_saved_alike(prepared)
+
+
+SEARCH = """
+    from vaswani import paper_generation_config
+    model.eval().generation_config = paper_generation_config(model.config)
+    kept = {name: batch[name] for name in ("input_ids", "attention_mask")}
+    # Each process of a sharded model translates sentences of its own, for as many steps as they take.
+    shared = {"fsdp_size": [{name: rows[dist.get_rank() :: 2] for name, rows in kept.items()}, {"synced_gpus": True}],
+              "tp_size": [kept, {}]}
+    inputs, options = shared[kind]
+    if kind == "fsdp_size":
+        torch.distributed.fsdp.register_fsdp_forward_method(model, "generate")  # gathers the shards that all layers use
+    expected = data["translations"][dist.get_rank() :: 2] if kind == "fsdp_size" else data["translations"]
+    found = model.generate(**inputs, **options)
+    for row, right in zip(found.tolist(), expected.tolist(), strict=True):
+        assert [word for word in row if word != 0] == [word for word in right if word != 0]
+    dist.destroy_process_group()
+    print("rank is done")
+"""
+
+
+@pytest.mark.parametrize("kind", ["fsdp_size", "tp_size"])
+def test_processes_with_parts_of_the_weights_search_as_one_does(kind: str, prepared: str) -> None:
+    model = VaswaniForConditionalGeneration.from_pretrained(prepared)
+    model.generation_config = paper_generation_config(model.config)
+    data = torch.load(f"{prepared}/data.pt")
+    inputs = {name: data["batch"][name] for name in ("input_ids", "attention_mask")}
+    torch.save({**data, "translations": model.generate(**inputs)}, f"{prepared}/data.pt")
+    launch(SETUP + SEARCH, prepared, kind)
+
 
 
 TRAIN = """

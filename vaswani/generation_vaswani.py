@@ -90,9 +90,12 @@ def chosen_or_paper_config(chosen: GenerationConfig | None, config: VaswaniConfi
     GenerationConfig
         `chosen`, unless it is what transformers makes of `config` by itself.
     """
-    by_itself = GenerationConfig.from_model_config(config)
-    is_chosen = chosen is not None and chosen.to_diff_dict() != by_itself.to_diff_dict()
-    return chosen if is_chosen and chosen is not None else paper_generation_config(config)
+    if chosen is None:
+        return paper_generation_config(config)
+    by_itself = GenerationConfig.from_model_config(config).to_diff_dict()
+    differing = {name for name, value in chosen.to_diff_dict().items() if by_itself.get(name) != value}
+    # The trainer of transformers switches the cache off, and versions come and go: that is nobody's choice.
+    return chosen if differing - {"use_cache", "transformers_version"} else paper_generation_config(config)
 
 
 class InputLengthLimit(StoppingCriteria):
@@ -353,9 +356,8 @@ class VaswaniGenerationMixin(GenerationMixin):
         search.start(prompt, prompt_mask, log_probs)
         is_open = True
         while self._has_unfinished_sequences(not is_open, synced_gpus, device=prompt.device):
-            if is_open:
-                is_open = search.step()
-            else:
+            is_open = is_open and search.step()
+            if synced_gpus and not is_open:  # each process calls the model once in each round, or all would hang
                 search.idle()
         return _collect(sentences, prompt, pad, search, decoders[0], generation_config, model_kwargs)
 

@@ -269,7 +269,7 @@ class BeamSearch:
         return True
 
     def idle(self) -> None:
-        """Repeat the last step's work, for other processes that still need this one's share of the weights."""
+        """Call the decoders for other processes, which still need this one's share of the weights."""
         self._advance()
 
     def _best_continuations(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
