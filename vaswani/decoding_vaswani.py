@@ -494,13 +494,10 @@ class BeamDecoder:
         Returns
         -------
         torch.Tensor
-            Scores before the softmax, of shape (rows, vocabulary).
+            Scores before the softmax, of shape (rows, vocabulary), that last until the next step.
         """
-        words, parts = self._weights.words, self._weights.parts
-        if parts == 1:
-            return torch.mm(states, words)[:, : self._vocab_size]
-        split = torch.bmm(states.expand(parts, -1, -1), words)  # (P, B Q, V / P)
-        return split.transpose(0, 1).flatten(1)[:, : self._vocab_size]
+        logits = self._form_logits(states)  # (P, B Q, V / P)
+        return logits[0] if len(logits) == 1 else logits.transpose(0, 1).flatten(1)[:, : self._vocab_size]
 
     def best_words(self, states: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Find the most probable words without keeping the probabilities of the others.

@@ -316,7 +316,7 @@ class BeamSearch:
             self._log_probs[self._places] = rows
         processed = self._processors(self._sequences.flatten(0, 1), self._log_probs.flatten(0, 1))  # (R, V)
         if self.logits is not None:
-            self.logits += (logits,)
+            self.logits += (logits.clone(),)
         if self.scores is not None:
             self.scores += (processed.clone(),)
         if are_all and width == self._beams:

@@ -1,0 +1,429 @@
+"""The benchmark: peers compute the same function, agreement is demanded, and the command reports what it measures."""
+
+import argparse
+import importlib.util
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from tests.conftest import ragged_batch, tiny_config, tiny_model
+from vaswani import VaswaniTokenizer, paper_generation_config, preset
+from vaswani.benchmark import command, measure, report, workload
+from vaswani.benchmark.measure import CellResult, Timing, Worker, measure_cell, peak_memory, ratio
+from vaswani.benchmark.peers import (
+    ENGINES,
+    EndAt,
+    Marian,
+    Vaswani,
+    power_penalty,
+    refuse_what_peers_lack,
+    to_ctranslate2,
+    to_marian,
+)
+from vaswani.benchmark.profiling import ATTENTION, COPIES, KINDS, LINEAR, REST, SEARCH, VOCABULARY, kind_of, profile
+from vaswani.benchmark.workload import (
+    Cell,
+    build_model,
+    config_of,
+    diversify,
+    make_job,
+    operations,
+    tokenized_sentences,
+)
+from vaswani.generation_vaswani import length_penalty
+
+needs_ctranslate2 = pytest.mark.skipif(
+    importlib.util.find_spec("ctranslate2") is None, reason="CTranslate2 is not installed: pip install ctranslate2"
+)
+peers = pytest.mark.parametrize("peer", ["marian", pytest.param("ctranslate2", marks=needs_ctranslate2)])
+
+
+def searching_model(**changes: object):
+    """Build a model with the paper's search whose outputs differ from source to source."""
+    model = tiny_model(**{"vocab_size": 400, **changes})
+    diversify(model)
+    model.generation_config = paper_generation_config(model.config)
+    return model
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, tokenizer: VaswaniTokenizer) -> str:
+    """Return a folder with such a model and a tokenizer."""
+    path = tmp_path_factory.mktemp("benchmark")
+    searching_model(vocab_size=len(tokenizer)).save_pretrained(path)
+    tokenizer.save_pretrained(path)
+    return str(path)
+
+
+def random_sentences(count: int = 24) -> list[list[int]]:
+    generator = torch.Generator().manual_seed(1)
+    lengths = torch.randint(3, 10, (count,), generator=generator).tolist()
+    return [[*torch.randint(3, 300, (length,), generator=generator).tolist(), 1] for length in lengths]
+
+
+class LocalWorker:
+    """Stand for a process: the engine is in this one."""
+
+    def __init__(self, engine: str, model) -> None:
+        self.engine, self._engine = engine, ENGINES[engine](model, threads=1)
+
+    def ask(self, task, *arguments):
+        return task(self._engine, *arguments)
+
+
+def spoil(model):
+    with torch.no_grad():
+        model.model.decoder.layers[0].feed_forward.fc1.weight.neg_()
+    return model
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let rounds and the measurement of the peak take no time."""
+    monkeypatch.setattr(measure, "ROUND_SECONDS", 0.0)
+    monkeypatch.setattr(measure, "PEAK_WIDTH", 64)
+
+
+def parse(*words: object) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
+    return parser.parse_args([str(word) for word in words])
+
+
+@pytest.mark.parametrize("changes", [{}, {"attention_bias": True}, {"decoder_layers": 3}, {"layer_norm_eps": 0.1}])
+def test_marian_with_the_carried_weights_has_the_same_logits(changes: dict[str, object]) -> None:
+    model, batch = tiny_model(**changes), ragged_batch()
+    decoder_input_ids = model.prepare_decoder_input_ids_from_labels(batch["labels"])
+    inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
+    ours = model(**inputs, decoder_input_ids=decoder_input_ids).logits
+    theirs = to_marian(model)(**inputs, decoder_input_ids=decoder_input_ids).logits
+    torch.testing.assert_close(theirs, ours, rtol=1e-4, atol=1e-5)
+
+
+@needs_ctranslate2
+@pytest.mark.parametrize("changes", [{}, {"attention_bias": True}, {"decoder_layers": 3}, {"layer_norm_eps": 0.1}])
+def test_ctranslate2_with_the_carried_weights_has_the_same_probabilities(
+    changes: dict[str, object], tmp_path: Path
+) -> None:
+    import ctranslate2
+
+    model, sources = searching_model(**changes), random_sentences()
+    targets = sources[::-1]
+    to_ctranslate2(model, str(tmp_path))
+    translator = ctranslate2.Translator(str(tmp_path), compute_type="float32", intra_threads=1)
+    digits = [[[str(word) for word in words] for words in side] for side in (sources, targets)]
+    results = translator.score_batch(digits[0], [words[:-1] for words in digits[1]])  # it adds the end itself
+    for source, target, result in zip(sources, targets, results, strict=True):
+        ours = model.score(torch.tensor([target]), input_ids=torch.tensor([source])).token_log_probs[0]
+        torch.testing.assert_close(torch.tensor(result.log_probs), ours, rtol=1e-4, atol=1e-4)
+
+
+@peers
+@pytest.mark.parametrize("changes", [{}, {"attention_bias": True}])
+@pytest.mark.parametrize("lengths", ["equal", "ragged"])
+def test_peers_with_the_carried_weights_translate_equally(peer: str, changes: dict[str, object], lengths: str) -> None:
+    if lengths not in ENGINES[peer].lengths:
+        pytest.skip(f"{peer} has no means for {lengths} lengths")
+    model, job = searching_model(**changes), make_job(random_sentences(), lengths)
+    ours, theirs = (measure.translate(ENGINES[name](model, 1), job) for name in ("vaswani", peer))
+    assert measure.shared_outputs(theirs, ours) >= 0.95
+    ends = int(lengths == "ragged")  # equal lengths leave no room for the end symbol
+    assert [len(words) + ends for words in theirs] == job.targets
+    assert len({tuple(words) for words in ours}) > 0.75 * len(ours)  # or agreement would mean nothing
+
+
+def test_outputs_of_random_weights_tell_engines_apart() -> None:
+    engine = Vaswani(build_model("tiny"), threads=1)
+    sources = tokenized_sentences("tiny", None, 20)
+    right = measure.translate(engine, make_job(sources, "equal"))
+    shifted = measure.translate(engine, make_job([words[1:] + words[:1] for words in sources], "equal"))
+    assert len({tuple(words) for words in right}) == 20
+    assert measure.shared_outputs(shifted, right) < 0.2
+
+
+def test_length_penalties_of_both_forms_grow_equally_at_the_mean_length() -> None:
+    job = make_job([[3] * 10, [3] * 20], "free")
+    paper, power = (lambda length: length_penalty(length, 0.6)), (lambda length: length ** power_penalty(job))
+    growths = [(form(15.001) / form(14.999) - 1) / 0.002 for form in (paper, power)]
+    assert growths[0] == pytest.approx(growths[1], rel=1e-4)
+
+
+@peers
+def test_spoilt_weights_fail_the_check_and_are_not_timed(peer: str, folder: str, quick: None) -> None:
+    sentences = random_sentences()
+    cell = Cell(folder, 2, 1, "equal")
+    ours = LocalWorker("vaswani", build_model(folder))
+    right, wrong = (LocalWorker(peer, each) for each in (build_model(folder), spoil(build_model(folder))))
+
+    result = measure_cell([ours, right, wrong], cell, sentences, peak=1e9, rounds=3)
+    assert [len(timing.seconds) for timing in result.timings] == [3, 3, 0]
+    assert result.timings[1].agreement >= 0.95
+    assert result.timings[2].agreement < 0.95
+    assert result.disagreeing == [result.timings[2]]
+    message = report.complaint([result])
+    assert message is not None
+    assert "must agree for 95%" in message
+    assert peer in message
+    assert "outputs differ" in "\n".join(report.speed_table([result]))
+
+
+def test_the_command_reports_first_and_then_fails_if_outputs_differ(
+    folder: str, quick: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    @contextmanager
+    def spoilt_workers(engines, size, threads) -> Iterator[list[LocalWorker]]:
+        yield [LocalWorker("vaswani", build_model(size)), LocalWorker("marian", spoil(build_model(size)))]
+
+    monkeypatch.setattr(command, "start_workers", spoilt_workers)
+    words = ["--model", folder, "--lengths", "equal", "--batch", 2, "--threads", 1, "--rounds", 1]
+    with pytest.raises(ValueError, match=r"Outputs must agree for 95% of sentences .* marian agrees for \d+%"):
+        command.run(parse(*words, "--peers", "marian", "--output", tmp_path / "speed.json"))
+    assert "outputs differ" in capsys.readouterr().out
+    [cell] = json.loads((tmp_path / "speed.json").read_text())["speed"]
+    assert cell["engines"][1]["seconds"] == []
+    assert "ratio" not in cell["engines"][1]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"d_k": 3}, "d_k=3; the peers can only have 8"),
+        ({"position_encoding": "learned"}, "position_encoding='learned'"),
+        ({"tie_word_embeddings": False}, "tie_word_embeddings=False"),
+        ({"eos_token_id": [1, 3]}, "eos_token_id"),
+    ],
+)
+def test_what_peers_cannot_express_is_refused(change: dict[str, object], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        refuse_what_peers_lack(tiny_config(**change))
+
+
+def test_a_forced_end_is_the_only_word_there_and_never_before() -> None:
+    processor, scores = EndAt([2, 3], end=1), torch.zeros(4, 5)
+    infinity = float("inf")
+    early, end = [0, -infinity, 0, 0, 0], [-infinity, 0, -infinity, -infinity, -infinity]
+    processed = processor(torch.zeros(4, 2, dtype=torch.long), scores.clone())
+    torch.testing.assert_close(processed, torch.tensor([end, end, early, early]))
+    processed = processor(torch.zeros(4, 3, dtype=torch.long), scores.clone())
+    torch.testing.assert_close(processed, torch.tensor([end] * 4))
+
+
+@pytest.mark.parametrize("source", [2, 5])
+@pytest.mark.parametrize("target", [1, 3])
+def test_operations_are_those_that_torch_counts(source: int, target: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workload, "BEAMS", 1)
+    model = tiny_model(d_k=3, d_v=6, decoder_layers=3)
+    model.set_attn_implementation("eager")
+    model.set_fast_paths(False)
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model(input_ids=torch.full((1, source), 3), decoder_input_ids=torch.full((1, target), 3))
+    config = model.config
+    unseen = target * (target - 1) // 2  # torch forms the products with later words too
+    of_unseen = 2 * unseen * config.decoder_layers * config.num_attention_heads * (config.d_k + config.d_v)
+    assert operations(config, [source], [target]) == counter.get_total_flops() - of_unseen
+    assert operations(config, [source] * 2, [target] * 2) == 2 * operations(config, [source], [target])
+
+
+def test_random_models_are_always_the_same_and_as_the_paper_says() -> None:
+    first, second = build_model("tiny"), build_model("tiny")
+    torch.testing.assert_close(first.state_dict(), second.state_dict(), rtol=0, atol=0)
+    config = config_of("base")
+    assert (config.d_model, config.vocab_size, config.layer_norm_eps, config.decoder_start_token_id) == (
+        512,
+        37000,
+        1e-5,
+        0,
+    )
+    assert config_of("tiny").vocab_size == preset("tiny").vocab_size == 10000
+
+
+def test_sentences_are_those_of_a_file_in_pieces_learnt_from_it(tmp_path: Path) -> None:
+    file = tmp_path / "text"
+    file.write_text("".join(f"sentence number {number} {'and so on ' * (number % 7)}\n\n" for number in range(60)))
+    sentences = tokenized_sentences("tiny", file, 50)
+    assert len(sentences) == 50
+    assert len({len(sentence) for sentence in sentences}) >= 5
+    assert all(sentence[-1] == 1 and min(sentence) >= 0 and max(sentence) < 10000 for sentence in sentences)
+    assert sentences == tokenized_sentences("tiny", file, 50)
+    with pytest.raises(ValueError, match="has 60 sentences of at most 900 pieces; 64 are needed"):
+        tokenized_sentences("tiny", file, 64)
+
+
+def test_lengths_of_outputs_come_from_the_sources() -> None:
+    sources = [[3] * 4, [3] * 8, [3] * 9]
+    assert make_job(sources, "equal").targets == [7, 7, 7]
+    assert make_job(sources, "ragged").targets == [4, 8, 9]
+    assert make_job(sources, "free").targets == [54, 58, 59]
+
+
+def test_the_ratio_is_the_median_over_rounds_of_the_same_moment() -> None:
+    ours, theirs = Timing("vaswani", 1.0, [1.0, 2.0, 1.0, 4.0, 1.0]), Timing("marian", 1.0, [2.0, 6.0, 4.0, 4.0, 5.0])
+    assert ratio(theirs, ours) == (2.0, 3.0, 4.0)
+    assert ratio(Timing("marian", 1.0, [3.0]), Timing("vaswani", 1.0, [2.0])) == (1.5, 1.5, 1.5)
+
+
+def test_the_table_is_aligned_and_names_who_is_left_out() -> None:
+    timings = [Timing("vaswani", 1.0, [0.5, 0.5]), Timing("marian", 0.96, [1.0, 1.5])]
+    result = CellResult(Cell("tiny", 16, 1, "ragged"), 100, 10**9, 4e9, timings, ["ctranslate2"])
+    header, ours, theirs, *notes = report.speed_table([result])
+    assert ours.split() == ["tiny", "16", "1", "ragged", "vaswani", "100%", "1.00", "1.00-1.00", "0.5000", "200", "50%"]
+    assert theirs.split()[4:] == ["marian", "96%", "2.50", "2.25-2.75", "1.0000", "100", "25%"]
+    assert len(header) == len(ours) == len(theirs)
+    assert "ctranslate2 is left out of ragged lengths: it has no means for them" in notes
+
+
+@pytest.mark.parametrize(
+    ("operator", "shapes", "kind"),
+    [
+        ("aten::mm", [[64, 512], [512, 37000]], VOCABULARY),
+        ("aten::bmm", [[2, 64, 512], [2, 512, 18560]], VOCABULARY),
+        ("aten::addmm", [[64, 512], [64, 2048], [2048, 512]], LINEAR),
+        ("aten::bmm", [[2, 64, 1024], [2, 1024, 512]], LINEAR),
+        ("aten::baddbmm", [[128, 4, 30], [128, 4, 64], [128, 64, 30]], ATTENTION),
+        ("aten::_softmax", [[128, 4, 30]], ATTENTION),
+        ("aten::_scaled_dot_product_flash_attention_for_cpu", [[16, 8, 30, 64]], ATTENTION),
+        ("aten::_log_softmax", [[64, 37000]], SEARCH),
+        ("aten::topk", [[64, 580]], SEARCH),
+        ("aten::exp_", [[2, 64, 18560]], SEARCH),
+        ("aten::sum", [[2, 64, 512]], REST),
+        ("aten::copy_", [[64, 512], [64, 512]], COPIES),
+        ("aten::native_layer_norm", [[64, 512]], REST),
+        ("aten::tensor", [], REST),
+    ],
+)
+def test_operators_are_grouped_by_name_and_shape(operator: str, shapes: list[list[int]], kind: str) -> None:
+    assert kind_of(operator, shapes, config_of("base"), threads=2) == kind
+
+
+def test_the_profile_divides_the_whole_time() -> None:
+    model = searching_model()
+    shares = profile(Vaswani(model, 1), make_job(random_sentences(4), "equal"), model.config, threads=1)
+    assert list(shares) == list(KINDS)
+    assert sum(shares.values()) == pytest.approx(1)
+    assert all(share > 0 for share in shares.values())
+
+
+@pytest.mark.parametrize("may_reset", [True, False])
+def test_peak_memory_sees_what_a_call_needs_for_a_moment(may_reset: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Greedy(Marian):
+        def prepare(self, job):
+            return lambda: (torch.ones(len(job.sources) * 2**20).sum(), measure.time.sleep(0.05 if may_reset else 0))
+
+    if not may_reset:
+        forbidden = PermissionError("clear_refs")
+        monkeypatch.setattr(measure.Path, "write_text", lambda *_: (_ for _ in ()).throw(forbidden))
+    needed = peak_memory(Greedy(tiny_model(), 1), make_job([[3, 1]] * 64, "equal"))
+    assert 200 * 2**20 < needed < 300 * 2**20  # 64 times 4 MiB
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--rounds", 0], "--rounds 0: it must be at least 1"),
+        (["--batch", 4, -1], "--batch -1: it must be at least 1"),
+        (["--threads", 10_000], "--threads 10000: it must be from 1 to"),
+        (["--lengths", "free"], "--lengths free needs --model"),
+        (["--model", "nowhere"], "--model nowhere: there is no model in this folder"),
+        (["--model", "nowhere", "--size", "tiny"], "give one of them"),
+        (["--sentences", "nowhere"], "--sentences nowhere: there is no such file"),
+        (["--output", "nowhere/file"], "--output nowhere/file: there is no folder nowhere"),
+        (["--profile", "--batch", 1, 2], "--profile shows one cell, but 2 are chosen"),
+    ],
+)
+def test_bad_options_are_refused_in_one_line(words: list[object], message: str) -> None:
+    with pytest.raises(ValueError, match=message) as error:
+        command.run(parse(*words))
+    assert "\n" not in str(error.value)
+
+
+def test_the_cells_that_matter_are_chosen_without_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report, "usable_cores", lambda: 8)
+
+    def chosen(*words: object) -> set[tuple[object, ...]]:
+        return {tuple(vars(cell).values()) for cell in command._cells(parse(*words))}
+
+    batches = {("base", 16), ("base", 64), ("tiny", 1), ("tiny", 16)}
+    forced = {(*pair, threads, lengths) for pair in batches for threads in (1, 2) for lengths in ("equal", "ragged")}
+    assert chosen() == forced
+    assert chosen("--memory") == {("base", 64, 1, "equal")}
+    assert chosen("--profile") == {("base", 16, 1, "equal")}
+    assert chosen("--model", "run", "--threads", 4) == {("run", 16, 4, "free"), ("run", 64, 4, "free")}
+
+
+def test_a_peer_that_is_not_installed_is_named_and_no_error(
+    folder: str, quick: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    @contextmanager
+    def local_workers(engines, size, threads) -> Iterator[list[LocalWorker]]:
+        yield [LocalWorker(engine, build_model(size)) for engine in engines]
+
+    monkeypatch.setattr(command, "start_workers", local_workers)
+    monkeypatch.setattr(ENGINES["ctranslate2"], "package", "a-package-that-does-not-exist")
+    command.run(parse("--model", folder, "--lengths", "equal", "--batch", 1, "--threads", 1, "--rounds", 1))
+    printed = capsys.readouterr().out
+    assert "not installed, so not measured: ctranslate2" in printed
+    assert [line.split()[4] for line in printed.splitlines() if " equal " in line] == ["vaswani", "marian"]
+
+
+def test_importing_the_package_does_not_import_the_benchmark() -> None:
+    code = "import sys, vaswani; assert not [name for name in sys.modules if name.startswith('vaswani.benchmark')]"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.process
+def test_the_command_measures_in_processes_and_writes_everything_down(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "speed.json"
+    words = ["--size", "tiny", "--batch", 2, "--threads", 1, "--rounds", 2, "--lengths", "equal", "ragged"]
+    command.run(parse(*words, "--output", path))
+    printed = capsys.readouterr().out
+    assert "ratio: the engine's time / vaswani's time" in printed
+
+    contents = json.loads(path.read_text())
+    assert contents["machine"]["cpu"]
+    assert contents["machine"]["cores"] >= 1
+    assert contents["machine"]["load"] >= 0
+    assert contents["machine"]["packages"]["torch"].startswith(torch.__version__.split("+")[0])
+    assert set(contents["machine"]["packages"]) == {"vaswani", "torch", "transformers", "ctranslate2"}
+    cells = contents["speed"]
+    assert [(cell["batch"], cell["threads"], cell["lengths"]) for cell in cells] == [(2, 1, "equal"), (2, 1, "ragged")]
+    for cell in cells:
+        assert cell["peak_operations_per_second"] > 1e8
+        assert cell["words"] > 0
+        for engine in cell["engines"]:
+            assert engine["agreement"] >= 0.95
+            assert len(engine["seconds"]) == 2
+            assert engine["best_seconds"] == min(engine["seconds"])
+            assert engine["words_per_second"] == pytest.approx(cell["words"] / min(engine["seconds"]))
+            assert 0 < engine["share_of_peak"] < 1
+            assert engine["ratio_quartiles"][0] <= engine["ratio"] <= engine["ratio_quartiles"][1]
+    installed = [name for name in ENGINES if name not in contents["missing"]]
+    assert [engine["engine"] for engine in cells[0]["engines"]] == installed
+    assert [engine["engine"] for engine in cells[1]["engines"]] == ["vaswani", "marian"]
+
+
+@pytest.mark.process
+def test_an_error_in_a_process_is_told(tmp_path: Path) -> None:
+    with (
+        Worker("vaswani", str(tmp_path), threads=1) as worker,
+        pytest.raises(ChildProcessError, match="vaswani: OSError"),
+    ):
+        worker.wait()
+
+
+@pytest.mark.process
+def test_the_death_of_a_process_is_told(folder: str) -> None:
+    with Worker("vaswani", folder, threads=1) as worker:
+        worker.wait()
+        worker._process.kill()
+        worker._process.join()
+        with pytest.raises(ChildProcessError, match="process of vaswani ended with exit code -9"):
+            worker.ask(measure.peak_operations)

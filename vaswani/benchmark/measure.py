@@ -1,0 +1,493 @@
+"""The measurement: each engine in a process of its own, asked in turn for calls of the same work.
+
+In one process the threads and the allocator of one engine could disturb the next. Calls in turn make ratios of times
+that were taken at nearly the same moment, whatever else the machine does.
+"""
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import statistics
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from transformers.utils import logging
+
+from .peers import ENGINES, Engine, Vaswani
+from .profiling import profile
+from .workload import Cell, Job, build_model, config_of, make_job, operations
+
+# Outputs must agree for this share of the sentences, or times mean nothing; so many sentences are compared at least.
+AGREEMENT, COMPARED = 0.95, 20
+# A round repeats its call until this time has passed.
+ROUND_SECONDS = 0.2
+# Rows and columns of the matrices whose product shows the machine's peak.
+PEAK_WIDTH = 2048
+MEMORY_ROUNDS = 3
+
+
+@dataclass
+class Timing:
+    """Hold what one engine did in one cell.
+
+    Parameters
+    ----------
+    engine : str
+        Name of the engine.
+    agreement : float
+        Share of sentences whose output is that of vaswani.
+    seconds : list[float], default=[]
+        Time of one call in each round; none if outputs do not agree.
+    """
+
+    engine: str
+    agreement: float
+    seconds: list[float] = field(default_factory=list)
+
+
+@dataclass
+class CellResult:
+    """Hold the measurement of one cell.
+
+    Parameters
+    ----------
+    cell : Cell
+        What was measured.
+    words : int
+        Words of the best outputs, end symbols included.
+    operations : int
+        Floating-point operations that the work needs, without padding.
+    peak : float
+        Operations a second of a large matrix product with as many threads.
+    timings : list[Timing]
+        What each engine did, vaswani first.
+    left_out : list[str]
+        Engines that cannot do this work.
+    """
+
+    cell: Cell
+    words: int
+    operations: int
+    peak: float
+    timings: list[Timing]
+    left_out: list[str]
+
+    @property
+    def disagreeing(self) -> list[Timing]:
+        """Engines whose times were not taken.
+
+        Returns
+        -------
+        list[Timing]
+            Those whose outputs differ too often.
+        """
+        return [timing for timing in self.timings if not timing.seconds]
+
+
+def ratio(timing: Timing, ours: Timing) -> tuple[float, float, float]:
+    """Compare an engine with vaswani, round by round.
+
+    Parameters
+    ----------
+    timing : Timing
+        What the engine did.
+    ours : Timing
+        What vaswani did in the same rounds.
+
+    Returns
+    -------
+    tuple[float, float, float]
+        Lower quartile, median and upper quartile of the engine's time divided by that of vaswani.
+    """
+    ratios = [theirs / own for theirs, own in zip(timing.seconds, ours.seconds, strict=True)]
+    if len(ratios) == 1:
+        return ratios[0], ratios[0], ratios[0]
+    lower, median, upper = statistics.quantiles(ratios, n=4, method="inclusive")
+    return lower, median, upper
+
+
+class Worker:
+    """Run an engine in a process of its own.
+
+    Parameters
+    ----------
+    engine : str
+        Name of the engine.
+    size : str
+        "base", "tiny", or the folder of a trained model.
+    threads : int
+        Threads of the engine.
+    **environment : str
+        Further variables of the process' environment.
+
+    Notes
+    -----
+    A context manager, which ends the process. An error in the process is raised here, as ChildProcessError.
+    """
+
+    def __init__(self, engine: str, size: str, threads: int, **environment: str) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.engine = engine
+        self._connection, theirs = context.Pipe()
+        self._process = context.Process(target=_serve, args=(theirs, engine, size, threads), daemon=True)
+        variables = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads), **environment}
+        with _environment(variables):
+            self._process.start()
+        theirs.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._connection.close()
+        self._process.join(timeout=10)
+        if self._process.is_alive():
+            self._process.kill()
+
+    def wait(self) -> None:
+        """Wait until the engine is built."""
+        self._receive()
+
+    def ask(self, task: Callable[..., Any], *arguments: Any) -> Any:
+        """Let the process do something.
+
+        Parameters
+        ----------
+        task : Callable[..., Any]
+            A function of this package whose first parameter is the engine.
+        *arguments : Any
+            Its other arguments.
+
+        Returns
+        -------
+        Any
+            What the function returned.
+        """
+        with contextlib.suppress(BrokenPipeError):  # the process is dead: receiving tells why
+            self._connection.send((task, arguments))
+        return self._receive()
+
+    def _receive(self) -> Any:
+        try:
+            result, error = self._connection.recv()
+        except (EOFError, ConnectionResetError):
+            self._process.join()
+            code = self._process.exitcode
+            raise ChildProcessError(f"The process of {self.engine} ended with exit code {code}.") from None
+        if error:
+            raise ChildProcessError(f"{self.engine}: {error}")
+        return result
+
+
+@contextlib.contextmanager
+def _environment(variables: dict[str, str]) -> Iterator[None]:
+    """Change the environment for a while: a new process inherits it before it imports anything."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def _serve(connection: Connection, engine_name: str, size: str, threads: int) -> None:
+    """Build an engine and do what comes through the connection, until its other end is closed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this process
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    torch.set_num_threads(threads)
+    with contextlib.suppress(EOFError, BrokenPipeError):
+        try:
+            engine = ENGINES[engine_name](build_model(size), threads)
+            connection.send((None, None))
+            while True:
+                task, arguments = connection.recv()
+                connection.send((task(engine, *arguments), None))
+        except (EOFError, BrokenPipeError):
+            raise
+        except Exception as error:
+            connection.send((None, f"{type(error).__name__}: {error}"))
+
+
+def translate(engine: Engine, job: Job) -> list[list[int]]:
+    """Translate once.
+
+    Parameters
+    ----------
+    engine : Engine
+        The engine.
+    job : Job
+        The sentences.
+
+    Returns
+    -------
+    list[list[int]]
+        Words of each output.
+    """
+    return engine.words(engine.prepare(job)())
+
+
+def time_call(engine: Engine, job: Job) -> float:
+    """Time one call, as the mean of so many that the round is long enough.
+
+    Parameters
+    ----------
+    engine : Engine
+        The engine.
+    job : Job
+        The sentences.
+
+    Returns
+    -------
+    float
+        Seconds.
+    """
+    call = engine.prepare(job)
+    calls, start = 0, time.perf_counter()
+    while True:
+        call()
+        calls += 1
+        if (elapsed := time.perf_counter() - start) >= ROUND_SECONDS:
+            return elapsed / calls
+
+
+def peak_operations(engine: Engine) -> float:  # noqa: ARG001
+    """Measure how many operations a second a large matrix product in single precision makes.
+
+    Parameters
+    ----------
+    engine : Engine
+        Not used.
+
+    Returns
+    -------
+    float
+        The best of some products, with the threads of the process.
+    """
+    left, right = torch.rand(2, PEAK_WIDTH, PEAK_WIDTH)
+    seconds = []
+    for _ in range(6):
+        start = time.perf_counter()
+        torch.mm(left, right)
+        seconds.append(time.perf_counter() - start)
+    return 2 * PEAK_WIDTH**3 / min(seconds)
+
+
+def peak_memory(engine: Engine, job: Job) -> int:
+    """Measure how much more memory a process has at most during a call than before.
+
+    Parameters
+    ----------
+    engine : Engine
+        The engine, in a process that has done nothing else.
+    job : Job
+        The sentences.
+
+    Returns
+    -------
+    int
+        Bytes.
+    """
+    engine.prepare(make_job(job.sources[:1], job.lengths))()
+    call = engine.prepare(job)
+    before = _status("VmRSS")
+    try:
+        Path("/proc/self/clear_refs").write_text("5")  # resets the peak
+    except OSError:
+        return _sampled_peak(call) - before
+    call()
+    return _status("VmHWM") - before
+
+
+def _status(name: str) -> int:
+    """Return an entry of this process' status, in bytes."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:")) * 1024
+
+
+def _sampled_peak(call: Callable[[], Any]) -> int:
+    """Return the most memory that this process was seen to have during a call."""
+    samples, is_over = [_status("VmRSS")], threading.Event()
+
+    def sample() -> None:
+        while not is_over.wait(0.002):
+            samples.append(_status("VmRSS"))
+
+    thread = threading.Thread(target=sample)
+    thread.start()
+    call()
+    is_over.set()
+    thread.join()
+    return max(samples)
+
+
+def shared_outputs(outputs: Sequence[list[int]], ours: Sequence[list[int]]) -> float:
+    """Return how many outputs of two engines are equal.
+
+    Parameters
+    ----------
+    outputs : Sequence[list[int]]
+        Words of each output of one engine.
+    ours : Sequence[list[int]]
+        Those of the other.
+
+    Returns
+    -------
+    float
+        Share of equal outputs.
+    """
+    return sum(map(list.__eq__, outputs, ours)) / len(ours)
+
+
+@contextlib.contextmanager
+def start_workers(engines: Sequence[str], size: str, threads: int) -> Iterator[list[Worker]]:
+    """Start a process for each engine, and end them all afterwards.
+
+    Parameters
+    ----------
+    engines : Sequence[str]
+        Names of the engines.
+    size : str
+        "base", "tiny", or the folder of a trained model.
+    threads : int
+        Threads of each engine.
+
+    Yields
+    ------
+    list[Worker]
+        The processes, with engines that are built.
+    """
+    with contextlib.ExitStack() as stack:
+        workers = [stack.enter_context(Worker(engine, size, threads)) for engine in engines]
+        for worker in workers:
+            worker.wait()
+        yield workers
+
+
+def measure_cell(
+    workers: Sequence[Worker], cell: Cell, sentences: list[list[int]], peak: float, rounds: int
+) -> CellResult:
+    """Compare the outputs of engines, then their times.
+
+    Parameters
+    ----------
+    workers : Sequence[Worker]
+        The engines, vaswani first.
+    cell : Cell
+        What to measure.
+    sentences : list[list[int]]
+        Words of each sentence; at least `COMPARED` of them, and as many as the batch has.
+    peak : float
+        Operations a second of a large matrix product.
+    rounds : int
+        How often to time each engine.
+
+    Returns
+    -------
+    CellResult
+        Outputs' agreement and times.
+
+    Notes
+    -----
+    Lengths that are free are those of each engine's own search and length penalty; there the agreement is only
+    reported.
+    """
+    able = [worker for worker in workers if cell.lengths in ENGINES[worker.engine].lengths]
+    left_out = [worker.engine for worker in workers if worker not in able]
+    compared = make_job(sentences[: max(cell.batch, COMPARED)], cell.lengths)
+    outputs = [worker.ask(translate, compared) for worker in able]
+    timings = [
+        Timing(worker.engine, shared_outputs(each, outputs[0])) for worker, each in zip(able, outputs, strict=True)
+    ]
+
+    job = make_job(sentences[: cell.batch], cell.lengths)
+    pairs = list(zip(able, timings, strict=True))
+    pairs = [pair for pair in pairs if cell.lengths == "free" or pair[1].agreement >= AGREEMENT]
+    for worker, _ in pairs:  # warm up
+        worker.ask(translate, job)
+    for number in range(rounds):
+        for worker, timing in pairs if number % 2 == 0 else reversed(pairs):
+            timing.seconds.append(worker.ask(time_call, job))
+
+    targets = job.targets
+    if cell.lengths == "free":
+        targets = [len(words) + 1 for words in outputs[0][: cell.batch]]
+    needed = operations(config_of(cell.size), [len(source) for source in job.sources], targets)
+    return CellResult(cell, sum(targets), needed, peak, timings, left_out)
+
+
+def measure_memory(engines: Sequence[str], cell: Cell, sentences: list[list[int]]) -> dict[str, list[int]]:
+    """Measure how much memory a call needs, each time in a new process.
+
+    Parameters
+    ----------
+    engines : Sequence[str]
+        Names of the engines.
+    cell : Cell
+        What to measure.
+    sentences : list[list[int]]
+        Words of each sentence.
+
+    Returns
+    -------
+    dict[str, list[int]]
+        Bytes of each round, for each engine that can do this work.
+    """
+    job = make_job(sentences[: cell.batch], cell.lengths)
+    able = [engine for engine in engines if cell.lengths in ENGINES[engine].lengths]
+    needed: dict[str, list[int]] = {engine: [] for engine in able}
+    for _ in range(MEMORY_ROUNDS):
+        for engine in able:
+            with Worker(engine, cell.size, cell.threads, MALLOC_ARENA_MAX="1") as worker:
+                worker.wait()
+                needed[engine].append(worker.ask(peak_memory, job))
+    return needed
+
+
+def measure_profile(cell: Cell, sentences: list[list[int]]) -> dict[str, float]:
+    """Measure where the time of vaswani goes.
+
+    Parameters
+    ----------
+    cell : Cell
+        What to measure.
+    sentences : list[list[int]]
+        Words of each sentence.
+
+    Returns
+    -------
+    dict[str, float]
+        Share of the time of each kind of work.
+    """
+    job = make_job(sentences[: cell.batch], cell.lengths)
+    with Worker(Vaswani.name, cell.size, cell.threads, KINETO_LOG_LEVEL="99") as worker:  # torch's profiler logs
+        worker.wait()
+        worker.ask(translate, job)
+        return worker.ask(profile, job, config_of(cell.size), cell.threads)
+
+
+__all__ = [
+    "AGREEMENT",
+    "COMPARED",
+    "CellResult",
+    "Timing",
+    "Worker",
+    "measure_cell",
+    "measure_memory",
+    "measure_profile",
+    "peak_operations",
+    "ratio",
+    "shared_outputs",
+    "start_workers",
+]

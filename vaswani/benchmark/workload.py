@@ -1,0 +1,270 @@
+"""The workload: which models translate which sentences, and how many operations that needs at least."""
+
+import itertools
+import logging
+import random
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoTokenizer
+
+from ..configuration_vaswani import VaswaniConfig
+from ..generation_vaswani import paper_generation_config
+from ..grammar import Grammar
+from ..modeling_vaswani import VaswaniForConditionalGeneration
+from ..presets import preset
+from ..tokenization_vaswani import VaswaniTokenizer, logger, read_lines
+
+SIZES = ("base", "tiny")
+LENGTHS = ("equal", "ragged", "free")
+
+# The paper's search, section 6.1: every engine has its beams, its length penalty and its limit.
+PAPER: Any = paper_generation_config(VaswaniConfig())
+BEAMS, ALPHA, WORDS_BEYOND_SOURCE = PAPER.num_beams, PAPER.length_penalty, PAPER.max_tokens_beyond_input
+
+# Of a file that many lines are read, of the package's own grammar that many sentences are made.
+LINES_READ, SENTENCES_MADE = 100_000, 5_000
+# Sentences with more pieces are left out: the engines have tables of positions.
+LONGEST = 900
+# What the queries of random weights are multiplied by.
+SHARPNESS = 8
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Name one measurement.
+
+    Parameters
+    ----------
+    size : str
+        "base", "tiny", or the folder of a trained model.
+    batch : int
+        Sentences that are translated together.
+    threads : int
+        Threads of each engine.
+    lengths : str
+        "equal" where all outputs are forced to one length, "ragged" where each is forced to its own, "free" where the
+        model ends them.
+    """
+
+    size: str
+    batch: int
+    threads: int
+    lengths: str
+
+    def __str__(self) -> str:
+        return f"{self.size}, batch {self.batch}, threads {self.threads}, {self.lengths} lengths"
+
+
+@dataclass(frozen=True)
+class Job:
+    """Hold sentences to translate together.
+
+    Parameters
+    ----------
+    sources : list[list[int]]
+        Words of each sentence, the end symbol included.
+    lengths : str
+        "equal", "ragged" or "free".
+    targets : list[int]
+        Words that each output has, end symbol included; at most, if lengths are free.
+    """
+
+    sources: list[list[int]]
+    lengths: str
+    targets: list[int]
+
+
+def config_of(size: str) -> VaswaniConfig:
+    """Return the configuration of a model with random weights, or of a trained one.
+
+    Parameters
+    ----------
+    size : str
+        "base", "tiny", or the folder of a trained model.
+
+    Returns
+    -------
+    VaswaniConfig
+        The configuration. In models with random weights the padding symbol starts the decoder and the normalisation's
+        epsilon is 1e-5, as the peers have it by default.
+    """
+    if size in SIZES:
+        return preset(size, layer_norm_eps=1e-5, decoder_start_token_id=0)
+    return VaswaniConfig.from_pretrained(size)
+
+
+def build_model(size: str) -> VaswaniForConditionalGeneration:
+    """Build a model with random weights, always the same ones, or load a trained one.
+
+    Parameters
+    ----------
+    size : str
+        "base", "tiny", or the folder of a trained model.
+
+    Returns
+    -------
+    VaswaniForConditionalGeneration
+        The model, in evaluation mode, with the paper's search.
+    """
+    if size in SIZES:
+        torch.manual_seed(0)
+        model = VaswaniForConditionalGeneration(config_of(size))
+        diversify(model)
+    else:
+        model = VaswaniForConditionalGeneration.from_pretrained(size)
+    model.generation_config = paper_generation_config(model.config)
+    return model.eval()
+
+
+def diversify(model: VaswaniForConditionalGeneration) -> None:
+    """Change random weights so that outputs tell engines apart.
+
+    Parameters
+    ----------
+    model : VaswaniForConditionalGeneration
+        The model, changed in place.
+
+    Notes
+    -----
+    Fresh weights make nearly every output one word again and again, the same for most sources, and wrong engines would
+    agree. Sharp attention makes outputs depend on the source, and random signs in the last normalisation keep a word
+    from being its own likeliest successor. Special symbols have no weight in the embedding, so that no search finds
+    them likely: some forbid them, some do not. Times do not depend on any of this.
+    """
+    config = model.config
+    special = [
+        word for word in (config.pad_token_id, config.bos_token_id, config.decoder_start_token_id) if word is not None
+    ]
+    last: Any = model.model.decoder.layers[-1]
+    embedding: Any = model.get_input_embeddings()
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if name.endswith("q_proj.weight"):
+                weight.mul_(SHARPNESS)
+        gain = last.feed_forward_layer_norm.weight
+        gain.mul_(torch.randint(0, 2, gain.shape) * 2 - 1)
+        embedding.weight[special] = 0
+
+
+def tokenized_sentences(size: str, file: Path | None, count: int) -> list[list[int]]:
+    """Choose sentences at random, always the same ones, and turn them into words of a model.
+
+    Parameters
+    ----------
+    size : str
+        "base" or "tiny", whose vocabulary is learnt from the sentences themselves, or the folder of a trained model.
+    file : Path | None
+        Text file with a sentence in each line. None takes English sentences from the package's own grammar.
+    count : int
+        How many sentences.
+
+    Returns
+    -------
+    list[list[int]]
+        Words of each sentence, the end symbol included.
+
+    Raises
+    ------
+    ValueError
+        If the file has too few sentences.
+    """
+    if file is None:
+        texts = [pair["en"] for pair in Grammar().corpus(SENTENCES_MADE)]
+    else:
+        texts = [line for line in itertools.islice(read_lines(file), LINES_READ) if line.strip()]
+    random.Random(0).shuffle(texts)
+    tokenizer = _learn(texts, size) if size in SIZES else AutoTokenizer.from_pretrained(size)
+    chosen: list[list[int]] = []
+    for text in texts:
+        words = tokenizer(text)["input_ids"]
+        if len(words) <= LONGEST:
+            chosen.append(words)
+        if len(chosen) == count:
+            return chosen
+    raise ValueError(f"{file} has {len(chosen)} sentences of at most {LONGEST} pieces; {count} are needed.")
+
+
+def _learn(texts: list[str], size: str) -> Any:
+    """Learn a tokenizer without the advice that its vocabulary is smaller than asked for: here that is right."""
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        return VaswaniTokenizer.learn(texts, config_of(size).vocab_size, show_progress=False)
+    finally:
+        logger.setLevel(level)
+
+
+def make_job(sources: list[list[int]], lengths: str) -> Job:
+    """Set the lengths of outputs.
+
+    Parameters
+    ----------
+    sources : list[list[int]]
+        Words of each sentence, the end symbol included.
+    lengths : str
+        "equal" for the mean length of the sources, "ragged" for the length of each source, "free" for the paper's
+        limit.
+
+    Returns
+    -------
+    Job
+        Sentences and lengths.
+    """
+    own = [len(source) for source in sources]
+    if lengths == "equal":
+        own = [round(sum(own) / len(own))] * len(own)
+    elif lengths == "free":
+        own = [length + WORDS_BEYOND_SOURCE for length in own]
+    return Job(sources, lengths, own)
+
+
+def operations(config: VaswaniConfig, sources: list[int], targets: list[int]) -> int:
+    """Count the floating-point operations that a beam search needs, without any padding.
+
+    Parameters
+    ----------
+    config : VaswaniConfig
+        Dimensions of the model.
+    sources : list[int]
+        Words of each source.
+    targets : list[int]
+        Words of each output.
+
+    Returns
+    -------
+    int
+        Two for each multiplication in a matrix product: the encoder on every source word, keys and values of every
+        source word for the decoder, and the decoder on every output word of every beam.
+    """
+    keys, values = config.num_attention_heads * config.d_k, config.num_attention_heads * config.d_v
+    attention = config.d_model * (2 * keys + 2 * values)
+    feed_forward = 2 * config.d_model * config.d_ff
+    total = 0
+    for source, target in zip(sources, targets, strict=True):
+        encoder = attention + feed_forward + source * (keys + values)
+        total += source * config.encoder_layers * encoder
+        total += source * config.decoder_layers * config.d_model * (keys + values)
+        own_past = target * (target + 1) // 2 * (keys + values)
+        decoder = attention + config.d_model * (keys + values) + feed_forward + source * (keys + values)
+        rows = target * (config.decoder_layers * decoder + config.d_model * config.vocab_size)
+        total += BEAMS * (rows + config.decoder_layers * own_past)
+    return 2 * total
+
+
+__all__ = [
+    "ALPHA",
+    "BEAMS",
+    "LENGTHS",
+    "SIZES",
+    "Cell",
+    "Job",
+    "build_model",
+    "config_of",
+    "diversify",
+    "make_job",
+    "operations",
+    "tokenized_sentences",
+]
