@@ -1,15 +1,18 @@
-"""The command line: `vaswani train`, `average`, `translate`, `score`, `evaluate` and `demo`."""
+"""The command line: `vaswani train`, `average`, `translate`, `score`, `evaluate`, `benchmark` and `demo`."""
 
 import argparse
+import contextlib
 import itertools
 import json
 import os
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import vaswani
+
+from .benchmark.command import add_arguments as add_benchmark_arguments
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -37,6 +40,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     _add_translate(commands)
     _add_score(commands)
     _add_evaluate(commands)
+
+    benchmark = commands.add_parser("benchmark", help="measure speed and memory beside other engines, same weights")
+    add_benchmark_arguments(benchmark)
+    benchmark.set_defaults(run=_benchmark)
 
     demo = commands.add_parser("demo", help="learn to translate English into German, in three minutes on a CPU")
     demo.add_argument("--output", type=Path, default="vaswani-demo", help="folder for the run (%(default)s)")
@@ -81,17 +88,17 @@ def _demo(options: argparse.Namespace) -> None:
     run(options.output, options.steps)
 
 
-# --- vaswani translate
+# --- translate
 
 
 def _add_translate(commands: Any) -> None:
-    command = commands.add_parser("translate", help="translate sentences, a file, or what comes from another program")
+    command = commands.add_parser("translate", help="translate sentences, a file, or what another program writes")
     command.add_argument("sentences", nargs="*", metavar="SENTENCE", help="what to translate; before all options")
     _add_models(command, required=True)
     command.add_argument("--input", type=Path, help="file with a sentence in each line (default: standard input)")
     command.add_argument("--output", type=Path, help="file for the translations (default: standard output)")
     command.add_argument("--nbest", type=_positive, default=1, help="translations of each sentence (%(default)s)")
-    command.add_argument("--json", action="store_true", help="write sources, translations and scores; so does --nbest")
+    command.add_argument("--json", action="store_true", help="write sources, translations and scores, as --nbest does")
     prefix = command.add_mutually_exclusive_group()
     prefix.add_argument("--prefix", metavar="TEXT", help="how every translation shall begin")
     prefix.add_argument("--prefix-file", type=Path, help="file with the beginning of a translation in each line")
@@ -108,36 +115,36 @@ def _add_translate(commands: Any) -> None:
 
 def _translate(options: argparse.Namespace) -> None:
     from .sentences import open_output
-    from .translation import paired_windows
+    from .tokenization_vaswani import read_lines
+    from .translation import write_translations
 
     interactive = _is_interactive(options)
     _check_files(options)
-    translator = _translator(options, long_lines=options.long_lines)
+    search = {"num_beams": options.beams, "length_penalty": options.length_penalty}
+    changes = {name: value for name, value in search.items() if value is not None}
+    translator = _translator(options, long_lines=options.long_lines, **changes)
+    beams = translator.generation_config.num_beams or 1
+    if options.nbest > beams:
+        raise ValueError(f"--nbest {options.nbest} needs at least as many beams, but there are {beams}: add --beams.")
+    form = {"nbest": options.nbest, "as_json": options.json or options.nbest > 1}
     if interactive:
-        _converse(translator, options)
+        _converse(translator, options.prefix, form)
         return
-    output, done = sys.stdout.buffer, 0
-    if options.output:
-        output, done = open_output(options.output, options.resume, options.overwrite)
-    number = 0
-    with _progress(options, done) as bar:
-        for lines, prefixes in paired_windows(_windows(options), _prefixes(options)):
-            written = max(done - number, 0)
-            if written < len(lines):  # a window that is begun is translated whole, so that its batches are the same
-                found = translator.translate_window(lines, prefixes, options.nbest, first_number=number + 1)
-                output.writelines(_line(*each, options) for each in list(zip(lines, found, strict=True))[written:])
-                output.flush()
-                bar.update(len(lines) - written)
-            number += len(lines)
-    if number < done:
-        raise ValueError(f"{options.output} has {done} lines, but there are only {number} to translate.")
+    prefixes = read_lines(options.prefix_file) if options.prefix_file else options.prefix
+    if not options.output:
+        with _progress_bar(options) as bar:
+            write_translations(translator, _windows(options), sys.stdout.buffer, prefixes, **form, progress=bar.update)
+        return
+    file, done = open_output(options.output, options.resume)
+    with file, _progress_bar(options, done) as bar:
+        write_translations(translator, _windows(options), file, prefixes, **form, done=done, progress=bar.update)
 
 
 def _is_interactive(options: argparse.Namespace) -> bool:
     given = [name for name in ("sentences", "input", "output", "prefix_file") if getattr(options, name)]
     if options.interactive and given:
-        raise ValueError(f"--interactive and {given[0].replace('_', '-')} exclude each other.")
-    return options.interactive or (not options.sentences and not options.input and sys.stdin.isatty())
+        raise ValueError(f"--interactive takes no {given[0].replace('_', '-')}.")
+    return options.interactive or (not given and sys.stdin.isatty())
 
 
 def _check_files(options: argparse.Namespace) -> None:
@@ -152,14 +159,13 @@ def _check_files(options: argparse.Namespace) -> None:
         if path and not path.exists():
             raise FileNotFoundError(f"There is no file {path}.")
         if path and options.output and options.output.exists() and path.samefile(options.output):
-            raise ValueError(f"{path} is read: it cannot be the output too.")
-    if options.output:
-        hint = "--resume goes on behind its lines, --overwrite begins it anew"
-        check_output(options.output, options.resume or options.overwrite, hint)
+            raise ValueError(f"{path} is read, so it cannot be the output.")
+    if options.output and not (options.resume or options.overwrite):
+        check_output(options.output, "add --resume to go on, --overwrite to begin anew, or choose another")
 
 
 def _windows(options: argparse.Namespace) -> Iterator[list[str]]:
-    """Read what to translate: in windows of equal size, or without an output file in windows of what has arrived."""
+    """Read what to translate: in windows of one size, or if it goes from pipe to pipe, in windows of what is there."""
     from .sentences import read_arriving
     from .tokenization_vaswani import read_lines
     from .translation import windows_of
@@ -172,17 +178,129 @@ def _windows(options: argparse.Namespace) -> Iterator[list[str]]:
     return windows_of(itertools.chain.from_iterable(arriving)) if options.output else arriving
 
 
-def _prefixes(options: argparse.Namespace) -> Iterator[str] | None:
-    from .tokenization_vaswani import read_lines
+def _progress_bar(options: argparse.Namespace, done: int = 0) -> Any:
+    """Return a bar on standard error, if that is a terminal and no translations are written between."""
+    from tqdm.auto import tqdm
 
-    return read_lines(options.prefix_file) if options.prefix_file else None
+    is_shown = sys.stderr.isatty() and (options.output or not sys.stdout.isatty())
+    total = len(options.sentences) or None
+    if is_shown and options.input and options.input.is_file():
+        with options.input.open("rb") as lines:
+            total = sum(1 for _ in lines)
+    return tqdm(initial=done, total=total, unit="line", dynamic_ncols=True, disable=not is_shown)
 
 
-def _line(source: str, translations: Any, options: argparse.Namespace) -> bytes:
-    """Return the line of the output for a line of the input."""
-    if options.json or options.nbest > 1:
-        found = [{"text": text, "score": round(score, 6)} for text, score in translations]
-        text = json.dumps({"source": source, "translations": found}, ensure_ascii=False)
-    else:
-        text = translations[0].text.replace("\r", " ").replace("\n", " ")
-    return f"{text}\n".encode()
+def _converse(translator: Any, prefix: str | None, form: dict[str, Any]) -> None:
+    """Translate what is typed, line by line."""
+    from .translation import write_translations
+
+    with contextlib.suppress(ImportError):
+        import readline  # noqa: F401  (`input` edits lines with it)
+    while True:
+        try:
+            write_translations(translator, [[input("> ")]], sys.stdout.buffer, prefix, **form)
+        except EOFError:
+            return
+        except ValueError as error:
+            print(error, file=sys.stderr)
+
+
+# --- score and evaluate
+
+
+def _add_score(commands: Any) -> None:
+    command = commands.add_parser("score", help="tell how probable given translations are: score, log P and length")
+    _add_models(command, required=True)
+    command.add_argument("--source", type=Path, required=True, help="file with a sentence in each line")
+    command.add_argument("--target", type=Path, required=True, help="file with their translations")
+    command.add_argument("--json", action="store_true", help="write JSON")
+    command.set_defaults(run=_score)
+
+
+def _score(options: argparse.Namespace) -> None:
+    from .sentences import read_aligned
+
+    sources, targets = read_aligned([options.source, options.target])
+    for score in _translator(options).score(zip(sources, targets, strict=True)):
+        score = score._replace(score=round(score.score, 6), log_prob=round(score.log_prob, 6))
+        print(json.dumps(score._asdict()) if options.json else "\t".join(map(str, score)))
+
+
+def _add_evaluate(commands: Any) -> None:
+    command = commands.add_parser("evaluate", help="score translations of a corpus: BLEU, chrF and the paper's BLEU")
+    references = "files with right translations, a sentence in each line"
+    command.add_argument("--reference", type=Path, nargs="+", required=True, help=references)
+    command.add_argument("--hypothesis", type=Path, help="file with the translations to score")
+    _add_models(command, required=False)
+    command.add_argument("--source", type=Path, help="file to translate with the model")
+    command.add_argument("--target-language", default="de", help="code of the language (%(default)s)")
+    command.add_argument("--tokenize", metavar="NAME", help="tokenizer of sacreBLEU (default: the language's)")
+    command.add_argument("--output", type=Path, help="file for the results too; it must not exist")
+    command.set_defaults(run=_evaluate)
+
+
+def _benchmark(options: argparse.Namespace) -> None:
+    from .benchmark.command import run
+
+    run(options)
+
+
+def _evaluate(options: argparse.Namespace) -> None:
+    from .evaluation import evaluate_translations
+    from .sentences import check_output, read_aligned
+
+    if bool(options.hypothesis) == bool(options.model) or bool(options.source) != bool(options.model):
+        raise ValueError("Give either --hypothesis, or --model and --source.")
+    if options.output:
+        check_output(options.output, "choose another file")
+    lines, *references = read_aligned([options.hypothesis or options.source, *options.reference])
+    settings = {"target_language": options.target_language, "tokenize": options.tokenize}
+    evaluate_translations(["."], ["."], **settings)  # a wrong setting is found before the work
+    if options.model:
+        lines = [best.text for best, *_ in _translator(options).translate(lines)]
+    results = evaluate_translations(lines, list(zip(*references, strict=True)), **settings)
+    text = json.dumps(results, indent=2, ensure_ascii=False)
+    print(text)
+    if options.output:
+        options.output.write_text(f"{text}\n", encoding="utf-8")
+
+
+# --- what the commands share
+
+
+def _add_models(command: argparse.ArgumentParser, required: bool) -> None:
+    models = "folder or Hub name of the model; several decide together"
+    command.add_argument(
+        "--model", nargs="+", action="extend", required=required, metavar="FOLDER_OR_NAME", help=models
+    )
+    batch = "source tokens of a batch, padding included, times beams (default: 16384)"
+    command.add_argument("--batch-tokens", type=_positive, help=batch)
+    longest = "tokens that a sentence may have, its end symbol included (default: 512)"
+    command.add_argument("--max-source-tokens", type=_positive, help=longest)
+    command.add_argument("--device", help="where to work (default: cuda if there is one, or cpu)")
+
+
+def _translator(options: argparse.Namespace, **changes: Any) -> Any:
+    """Load the models, without bars and notes that only a programmer wants to see."""
+    from transformers.utils import logging
+
+    from .translation import Translator
+
+    for name in options.model:
+        if " " in name and not Path(name).exists():
+            raise ValueError(f"{name!r} is no model. Sentences stand before --model.")
+    for name in ("batch_tokens", "max_source_tokens"):
+        if getattr(options, name) is not None:
+            changes[name] = getattr(options, name)
+    logging.disable_progress_bar()
+    try:
+        return Translator.from_pretrained(options.model, options.device, **changes)
+    finally:
+        logging.enable_progress_bar()
+
+
+def _positive(text: str) -> int:
+    number = int(text) if text.lstrip("-").isdigit() else 0
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, not {text!r}")
+    return number

@@ -5,12 +5,11 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import sacrebleu
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
-
+from .evaluation import evaluate_translations
 from .grammar import Grammar
 from .recipe import CorpusOptions, run_recipe
 from .training import VaswaniTrainingArguments
+from .translation import Translator
 
 TRAINING_PAIRS, HELD_OUT_PAIRS = 20_000, 300
 MODEL = {"d_ff": 512, "encoder_layers": 2, "decoder_layers": 2, "dropout": 0.1}
@@ -75,7 +74,8 @@ def run(output: Path = Path("vaswani-demo"), steps: int = 500) -> dict[str, floa
     )
     run_recipe(options, arguments)
 
-    translations = _translate(output / "averaged", [pair["en"] for pair in held_out])
+    translator = Translator.from_pretrained(output / "averaged", device="cpu")
+    translations = [best.text for best, *_ in translator.translate(pair["en"] for pair in held_out)]
     references = [pair["de"] for pair in held_out]
     substituted = _substitute([pair["en"] for pair in held_out], training)
     for index in range(3):
@@ -84,9 +84,9 @@ def run(output: Path = Path("vaswani-demo"), steps: int = 500) -> dict[str, floa
         print(f"  translation  {translations[index]}")
     right = sum(map(str.__eq__, translations, references)) / len(references)
     results = {
-        "bleu": sacrebleu.corpus_bleu(translations, [references]).score,
+        "bleu": evaluate_translations(translations, references)["bleu"],
         "exact": right,
-        "substitution_bleu": sacrebleu.corpus_bleu(substituted, [references]).score,
+        "substitution_bleu": evaluate_translations(substituted, references)["bleu"],
     }
     print(
         f"\nsacreBLEU {results['bleu']:.1f}, {right:.1%} right in every letter, on {len(references)} unseen sentences"
@@ -94,16 +94,6 @@ def run(output: Path = Path("vaswani-demo"), steps: int = 500) -> dict[str, floa
     print(f"sacreBLEU {results['substitution_bleu']:.1f} for each word by its most frequent translation")
     print(f"The model is in {output / 'averaged'}: AutoModelForSeq2SeqLM.from_pretrained loads it.")
     return results
-
-
-def _translate(folder: Path, sentences: list[str]) -> list[str]:
-    tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForSeq2SeqLM.from_pretrained(folder)
-    translations: list[str] = []
-    for start in range(0, len(sentences), 50):
-        inputs = tokenizer(sentences[start : start + 50], return_tensors="pt", padding=True)
-        outputs = model.generate(**inputs, num_beams=4, max_new_tokens=60)
-        translations += tokenizer.batch_decode(outputs, skip_special_tokens=True)
-    return translations
 
 
 def _substitute(sentences: list[str], training: list[dict[str, str]]) -> list[str]:

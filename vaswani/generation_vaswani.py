@@ -39,6 +39,8 @@ from .search_vaswani import BeamSearch, Sentence, length_penalty, mean_log_probs
 
 # Forms of the length penalty: GNMT's ((5 + |Y|) / 6)^alpha, which the paper uses, and transformers' |Y|^alpha.
 LENGTH_PENALTY_FORMS = ("gnmt", "power")
+# The label of a position that has no word, as everywhere in transformers.
+IGNORED = -100
 # Rows whose probabilities are formed at a time when translations are scored.
 ROWS_AT_A_TIME = 512
 
@@ -129,6 +131,11 @@ class InputLengthLimit(StoppingCriteria):
         """
         rows_per_sentence = len(input_ids) // len(self.columns)
         return (input_ids.shape[1] >= self.columns).repeat_interleave(rows_per_sentence).to(input_ids.device)
+
+
+# Processors and criteria of transformers whose work the search does itself.
+_MINIMUM_LENGTHS = (MinLengthLogitsProcessor, MinNewTokensLengthLogitsProcessor)
+_OWN_CRITERIA = (MaxLengthCriteria, EosTokenCriteria, InputLengthLimit)
 
 
 @dataclass
@@ -249,6 +256,8 @@ class VaswaniGenerationMixin(GenerationMixin):
             return next((source[name] for source in settings if source.get(name) is not None), None)
 
         beyond = setting("max_tokens_beyond_input")
+        if beyond is not None and (not isinstance(beyond, int) or beyond < 0):
+            raise ValueError(f"max_tokens_beyond_input is {beyond!r}; it must be an integer, 0 or more.")
         if beyond is not None and setting("max_length") is None and setting("max_new_tokens") is None:
             columns = self._last_columns(beyond, inputs, kwargs)
             stopping_criteria = StoppingCriteriaList([*(stopping_criteria or ()), InputLengthLimit(columns)])
@@ -298,9 +307,6 @@ class VaswaniGenerationMixin(GenerationMixin):
         form = getattr(prepared, "length_penalty_form", None)
         if form not in (None, *LENGTH_PENALTY_FORMS):
             raise ValueError(f"length_penalty_form is {form!r}; it must be one of {LENGTH_PENALTY_FORMS}.")
-        beyond = getattr(prepared, "max_tokens_beyond_input", None)
-        if beyond is not None and (not isinstance(beyond, int) or beyond < 0):
-            raise ValueError(f"max_tokens_beyond_input is {beyond!r}; it must be an integer, 0 or more.")
         return prepared, model_kwargs
 
     def _beam_search(
@@ -409,14 +415,6 @@ class VaswaniGenerationMixin(GenerationMixin):
             lengths=lengths,
             token_log_probs=token_log_probs,
         )
-
-
-# The label of a position that has no word, as everywhere in transformers.
-IGNORED = -100
-
-# Processors and criteria of transformers whose work the search does itself.
-_MINIMUM_LENGTHS = (MinLengthLogitsProcessor, MinNewTokensLengthLogitsProcessor)
-_OWN_CRITERIA = (MaxLengthCriteria, EosTokenCriteria, InputLengthLimit)
 
 
 def _min_columns(processor: Any) -> int:

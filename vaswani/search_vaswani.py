@@ -310,10 +310,8 @@ class BeamSearch:
             log_probs, logits = (each.repeat_interleave(self._beams, dim=0) for each in (log_probs, logits))
         rows = log_probs.unflatten(0, (-1, self._beams))  # (places, W, V)
         are_all = self._places == list(range(len(self._sentences)))
-        if are_all:
-            self._log_probs = rows
-        else:
-            self._log_probs[self._places] = rows
+        places = torch.tensor(self._places, device=rows.device)
+        self._log_probs = rows if are_all else self._log_probs.index_copy_(0, places, rows)
         processed = self._processors(self._sequences.flatten(0, 1), self._log_probs.flatten(0, 1))  # (R, V)
         if self.logits is not None:
             self.logits += (logits.clone(),)
@@ -321,7 +319,7 @@ class BeamSearch:
             self.scores += (processed.clone(),)
         if are_all and width == self._beams:
             return processed
-        return processed.unflatten(0, (-1, self._beams))[self._places, :width].flatten(0, 1)
+        return processed.unflatten(0, (-1, self._beams))[:, :width].index_select(0, places).flatten(0, 1)
 
     def _which_end(self, parents: torch.Tensor, words: torch.Tensor) -> list[list[bool]]:
         """Tell of each continuation (B, count) whether it ends there."""
