@@ -147,7 +147,6 @@ def test_processes_with_parts_of_the_weights_search_as_one_does(kind: str, prepa
     launch(SETUP + SEARCH, prepared, kind)
 
 
-
 TRAIN = """
     import json, os, signal, sys, torch
     from datasets import load_from_disk

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
-from .tokenization_vaswani import read_lines
+from .tokenization_vaswani import decode_line, read_lines
 
 CHUNK = 65_536
 
@@ -62,17 +62,10 @@ def read_arriving(stream: BinaryIO, name: str = "standard input") -> Iterator[li
     while chunk := stream.read1(CHUNK):  # type: ignore[attr-defined]
         *complete, torn = (torn + chunk).split(b"\n")
         if complete:
-            yield [_decode(line, number + rank, name) for rank, line in enumerate(complete, start=1)]
+            yield [decode_line(line, number + rank, name) for rank, line in enumerate(complete, start=1)]
             number += len(complete)
     if torn:
-        yield [_decode(torn, number + 1, name)]
-
-
-def _decode(line: bytes, number: int, name: str) -> str:
-    try:
-        return line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{name}, line {number}: not valid UTF-8 ({error.reason}).") from None
+        yield [decode_line(torn, number + 1, name)]
 
 
 def check_output(path: Path, hint: str) -> None:

@@ -248,10 +248,35 @@ def read_lines(path: Path) -> Iterator[str]:
     """
     with path.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
-            try:
-                yield line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
-            except UnicodeDecodeError as error:
-                raise ValueError(f"{path}, line {number}: not valid UTF-8 ({error.reason}).") from None
+            yield decode_line(line, number, str(path))
+
+
+def decode_line(line: bytes, number: int, source: str) -> str:
+    """Decode a line in UTF-8.
+
+    Parameters
+    ----------
+    line : bytes
+        The line; its end is dropped, and the mark of byte order before the first one.
+    number : int
+        Its number, from 1.
+    source : str
+        Where it comes from, for errors.
+
+    Returns
+    -------
+    str
+        The text.
+
+    Raises
+    ------
+    ValueError
+        If it is not valid UTF-8, naming source and line.
+    """
+    try:
+        return line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{source}, line {number}: not valid UTF-8 ({error.reason}).") from None
 
 
 def _texts(sentences: Iterable[str | Mapping[str, str]]) -> Iterator[str]:
