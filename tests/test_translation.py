@@ -724,3 +724,8 @@ def test_a_search_configuration_keeps_what_a_folder_chose(translator: Translator
     config = search_config(model, GenerationConfig(num_beams=7, length_penalty=1.0))
     assert (config.num_beams, config.length_penalty, config.max_tokens_beyond_input) == (7, 1.0, 50)
     assert config.decoder_start_token_id == model.config.decoder_start_token_id
+
+
+def test_a_folder_that_does_not_exist_is_named(tmp_path) -> None:
+    with pytest.raises(ValueError, match=r"There is no folder .*/nothing"):
+        Translator.from_pretrained(tmp_path / "nothing")

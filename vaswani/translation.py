@@ -153,9 +153,12 @@ class Translator:
         Raises
         ------
         ValueError
-            If the models have different vocabularies, or the device cannot be used.
+            If a folder does not exist, the models have different vocabularies, or the device cannot be used.
         """
         paths = [names] if isinstance(names, str | os.PathLike) else list(names)
+        for path in paths:
+            if str(path).startswith((".", "~", os.sep)) and not os.path.isdir(path):  # no Hub name begins so
+                raise ValueError(f"There is no folder {path}.")
         models = [AutoModelForSeq2SeqLM.from_pretrained(path) for path in paths]
         tokenizers: list[Any] = [AutoTokenizer.from_pretrained(path) for path in paths]
         for path, other in zip(paths, tokenizers, strict=True):
