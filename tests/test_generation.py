@@ -1,6 +1,8 @@
 """The paper's beam search behind `generate()`, against the definition, exhaustive search and transformers."""
 
+import copy
 import inspect
+import pickle
 
 import pytest
 import torch
@@ -612,10 +614,24 @@ def test_hooks_adapters_and_other_layers_are_never_skipped(fast_steps: list[int]
         layer.fc1 = doubled
         return model
 
+    def quantised(model):
+        class Rounded(torch.nn.Module):  # without any parameter, as quantised layers are
+            def __init__(self, layer):
+                super().__init__()
+                self.register_buffer("weight", layer.weight.detach().mul(8).round().div(8))
+                self.bias = layer.bias
+
+            def forward(self, inputs):
+                return torch.nn.functional.linear(inputs, self.weight, self.bias)
+
+        attention = model.model.decoder.layers[1].encoder_attn
+        attention.q_proj = Rounded(attention.q_proj)
+        return model
+
     def in_half_precision(model):
         return model.bfloat16()
 
-    for change in (hooked, adapted, replaced, in_half_precision):
+    for change in (hooked, adapted, replaced, quantised, in_half_precision):
         model = change(lively_model(3))
         output = model.generate(**padded(sources(3)), return_dict_in_generate=True, max_new_tokens=6)
         assert fast_steps == [], change.__name__
@@ -638,6 +654,27 @@ def test_weights_may_change_between_two_calls() -> None:
         for ours, theirs in zip(model.parameters(), other.parameters(), strict=True):
             ours.data.copy_(theirs.data)  # unseen by torch's version counter
     assert search(model, sources(3)) == search(other, sources(3))
+
+
+def test_what_a_search_keeps_is_neither_copied_nor_saved(tmp_path) -> None:
+    model = lively_model(3)
+    names = set(model.state_dict())
+    expected = search(model, sources(3))
+    assert model.decoder_weights is not None
+    for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert twin.decoder_weights is None
+        assert search(twin, sources(3)) == expected
+    assert set(model.state_dict()) == names
+
+
+@pytest.mark.parametrize("activation", ["relu", "gelu", "silu"])
+def test_another_activation_is_no_obstacle(activation: str, fast_steps: list[int]) -> None:
+    model = lively_model(3, activation_function=activation)
+    found = search(model, sources(3), max_new_tokens=6)
+    assert fast_steps
+    model.set_fast_paths(False)
+    for ours, plain in zip(found, search(model, sources(3), max_new_tokens=6), strict=True):
+        assert_same_translations(ours, plain)
 
 
 @pytest.mark.parametrize("options", SHAPES.values(), ids=SHAPES.keys())

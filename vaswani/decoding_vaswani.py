@@ -22,7 +22,9 @@ FIRST_CAPACITY = 128
 # Up to so many heads of all sentences, torch's fused attention is faster than its three steps one by one.
 FEW_HEADS = 16
 
+# What a stack may be made of beside the classes of its own file.
 _LEAVES = (nn.Linear, nn.Embedding, nn.LayerNorm, nn.Dropout)
+_FILES = ("torch.nn.modules.container", "torch.nn.modules.activation", "transformers.activations")
 
 
 def can_bypass(model: nn.Module) -> bool:
@@ -45,9 +47,8 @@ def can_bypass(model: nn.Module) -> bool:
         return False
     own_file = type(model).__module__
     for module in model.modules():
-        is_known = type(module) in _LEAVES or type(module).__module__ in (own_file, "torch.nn.modules.container")
-        is_activation = not module._parameters and not module._modules
-        if not (is_known or is_activation) or "forward" in vars(module) or module._forward_pre_hooks:
+        is_known = type(module) in _LEAVES or type(module).__module__ in (own_file, *_FILES)
+        if not is_known or "forward" in vars(module) or module._forward_pre_hooks:
             return False
         if any(hook.__module__ != output_capturing.__name__ for hook in module._forward_hooks.values()):
             return False
