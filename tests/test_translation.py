@@ -610,7 +610,11 @@ def test_a_run_that_was_killed_is_completed_byte_by_byte(
     main([*words, "--output", str(tmp_path / "long-whole")])
     output = tmp_path / "output"
     program = [*PROGRAM[:2], SMALL_WINDOWS + PROGRAM[2], *words, "--output", str(output)]
-    with subprocess.Popen(program, stderr=subprocess.PIPE, text=True) as process:
+    settings = {
+        "env": {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())},  # the last digit depends on it
+        "preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # what runs in the background ignores it
+    }
+    with subprocess.Popen(program, stderr=subprocess.PIPE, text=True, **settings) as process:
         while not output.exists() or output.read_bytes().count(b"\n") < 8:
             assert process.poll() is None, process.stderr.read()
             time.sleep(0.001)
