@@ -243,7 +243,7 @@ class EndAt(LogitsProcessor):
         torch.Tensor
             The log-probabilities.
         """
-        ends = self.targets.repeat_interleave(len(input_ids) // len(self.targets)) == input_ids.shape[1]
+        ends = self.targets.repeat_interleave(len(input_ids) // len(self.targets)) <= input_ids.shape[1]
         of_end = scores[:, self.end].masked_fill(~ends, float("-inf"))
         scores[ends] = float("-inf")
         scores[:, self.end] = of_end
