@@ -132,7 +132,7 @@ def diversify(model: VaswaniForConditionalGeneration) -> None:
     Fresh weights make nearly every output one word again and again, the same for most sources, and wrong engines would
     agree. Sharp attention makes outputs depend on the source, and random signs in the last normalisation keep a word
     from being its own likeliest successor. Special symbols have no weight in the embedding, so that no search finds
-    them likely: some forbid them, some do not. Times do not depend on any of this.
+    them likely: some forbid them, some do not. All engines get the same changed weights.
     """
     config = model.config
     special = [
