@@ -27,7 +27,7 @@ from vaswani.benchmark.peers import (
     to_ctranslate2,
     to_marian,
 )
-from vaswani.benchmark.profiling import ATTENTION, COPIES, KINDS, LINEAR, REST, SEARCH, VOCABULARY, kind_of, profile
+from vaswani.benchmark.profiling import KINDS, profile
 from vaswani.benchmark.workload import (
     Cell,
     build_model,
@@ -38,6 +38,7 @@ from vaswani.benchmark.workload import (
     tokenized_sentences,
 )
 from vaswani.generation_vaswani import length_penalty
+from vaswani.native_vaswani import kernels
 
 needs_ctranslate2 = pytest.mark.skipif(
     importlib.util.find_spec("ctranslate2") is None, reason="CTranslate2 is not installed: pip install ctranslate2"
@@ -279,35 +280,16 @@ def test_the_table_is_aligned_and_names_who_is_left_out() -> None:
     assert "ctranslate2 is left out of ragged lengths: it has no means for them" in notes
 
 
-@pytest.mark.parametrize(
-    ("operator", "shapes", "kind"),
-    [
-        ("aten::mm", [[64, 512], [512, 37000]], VOCABULARY),
-        ("aten::bmm", [[2, 64, 512], [2, 512, 18560]], VOCABULARY),
-        ("aten::addmm", [[64, 512], [64, 2048], [2048, 512]], LINEAR),
-        ("aten::bmm", [[2, 64, 1024], [2, 1024, 512]], LINEAR),
-        ("aten::baddbmm", [[128, 4, 30], [128, 4, 64], [128, 64, 30]], ATTENTION),
-        ("aten::_softmax", [[128, 4, 30]], ATTENTION),
-        ("aten::_scaled_dot_product_flash_attention_for_cpu", [[16, 8, 30, 64]], ATTENTION),
-        ("aten::_log_softmax", [[64, 37000]], SEARCH),
-        ("aten::topk", [[64, 580]], SEARCH),
-        ("aten::exp_", [[2, 64, 18560]], SEARCH),
-        ("aten::sum", [[2, 64, 512]], REST),
-        ("aten::copy_", [[64, 512], [64, 512]], COPIES),
-        ("aten::native_layer_norm", [[64, 512]], REST),
-        ("aten::tensor", [], REST),
-    ],
-)
-def test_operators_are_grouped_by_name_and_shape(operator: str, shapes: list[list[int]], kind: str) -> None:
-    assert kind_of(operator, shapes, config_of("base"), threads=2) == kind
-
-
+@pytest.mark.skipif(kernels() is None, reason="the kernels were not built")
 def test_the_profile_divides_the_whole_time() -> None:
-    model = searching_model()
-    shares = profile(Vaswani(model, 1), make_job(random_sentences(4), "equal"), model.config, threads=1)
-    assert list(shares) == list(KINDS)
-    assert sum(shares.values()) == pytest.approx(1)
-    assert all(share > 0 for share in shares.values())
+    engine = Vaswani(searching_model(), 1)
+    functions = [getattr(kernels(), kind) for kind in list(KINDS)[:-1]]
+    for lengths, idle in (("equal", {"score_words", "rank_scores"}), ("ragged", {"rank_words"})):
+        shares = profile(engine, make_job(random_sentences(4), lengths))
+        assert list(shares) == list(KINDS)
+        assert sum(shares.values()) == pytest.approx(1)
+        assert {kind for kind, share in shares.items() if share == 0} == idle
+    assert [getattr(kernels(), kind) for kind in list(KINDS)[:-1]] == functions
 
 
 @pytest.mark.parametrize("may_reset", [True, False])

@@ -38,5 +38,5 @@ def test_the_readme_has_its_commands() -> None:
         "vaswani evaluate --hypothesis test.de --reference reference.de",
         "vaswani train --train train.en train.de --valid valid.en valid.de --preset base --output_dir run",
         "vaswani benchmark --sentences test_2016_flickr.en --rounds 7",
-        'pip install -c constraints.txt ".[test]" && pytest',
+        'pip install -c constraints.txt -e ".[test]" && pytest',
     ]

@@ -35,6 +35,7 @@ from transformers.utils import ModelOutput
 
 from .configuration_vaswani import VaswaniConfig
 from .decoding_vaswani import BeamDecoder
+from .native_vaswani import NativeDecoder, fits_kernels
 from .search_vaswani import BeamSearch, Sentence, length_penalty, mean_log_probs
 
 # Forms of the length penalty: GNMT's ((5 + |Y|) / 6)^alpha, which the paper uses, and transformers' |Y|^alpha.
@@ -164,6 +165,7 @@ class _PlainDecoder:
     """Decode beams through the model's `forward`, whatever wraps it, with a cache of transformers."""
 
     can_drop = False
+    finds_best_words = False
 
     def __init__(self, model: Any, model_kwargs: dict[str, Any], beams: int) -> None:
         self._model = model
@@ -331,6 +333,11 @@ class VaswaniGenerationMixin(GenerationMixin):
             return super()._beam_search(input_ids, *options, **model_kwargs)  # type: ignore[misc, arg-type]
         beams = generation_config.num_beams
         prompt = input_ids[::beams]  # (B, T); the rows of a sentence are copies
+        if ((prompt < 0) | (prompt >= self.config.vocab_size)).any():
+            raise ValueError(
+                f"decoder_input_ids has words from {int(prompt.min())} to {int(prompt.max())}; "
+                f"the vocabulary has 0 to {self.config.vocab_size - 1}."
+            )
         prompt_mask = model_kwargs.get("decoder_attention_mask")
         prompt_mask = torch.ones_like(prompt) if prompt_mask is None else prompt_mask[::beams]
         sentences = _sentences(prompt_mask, stopping_criteria, generation_config)
@@ -508,7 +515,10 @@ def _decoder_of(model: Any, arguments: dict[str, Any], config: Any, synced_gpus:
         and model.may_take_fast_paths()
     ):
         source = _first_rows(arguments, config.num_beams)
-        return BeamDecoder(model, source["encoder_outputs"].last_hidden_state, source["attention_mask"])
+        encoded, mask = source["encoder_outputs"].last_hidden_state, source["attention_mask"]
+        if fits_kernels(model.model.decoder):
+            return NativeDecoder(model, encoded, mask, config.num_beams)
+        return BeamDecoder(model, encoded, mask)
     return _PlainDecoder(model, arguments, config.num_beams)
 
 

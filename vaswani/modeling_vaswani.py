@@ -31,8 +31,9 @@ from transformers.utils.generic import is_flash_attention_requested, merge_with_
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .configuration_vaswani import VaswaniConfig
-from .decoding_vaswani import DecoderWeights, can_bypass, encode_real_words
+from .decoding_vaswani import can_bypass, encode_real_words
 from .generation_vaswani import IGNORED, VaswaniGenerationMixin
+from .native_vaswani import PackedStack, encode_natively, fits_kernels
 
 # Which class each Auto class loads from a folder that carries this code.
 AUTO_MAP = {
@@ -561,6 +562,10 @@ class VaswaniStack(VaswaniPreTrainedModel):
             self.embed_positions = nn.Embedding(config.max_position_embeddings, config.d_model)
         self.dropout = nn.Dropout(config.dropout)
         self.gradient_checkpointing = False
+        self.packed: PackedStack | None = None  # copies for the kernels, kept from one call to the next
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "packed": None}
 
     def encode_positions(self, position_ids: torch.Tensor) -> torch.Tensor:
         """Look up or compute what marks a position.
@@ -659,8 +664,9 @@ class VaswaniEncoder(VaswaniStack):
                 position_ids = torch.arange(inputs_embeds.shape[1], device=inputs_embeds.device).unsqueeze(0)
 
         hidden_states = self._embed(inputs_embeds, position_ids)
-        if self._may_skip_padding(attention_mask, kwargs):
-            return BaseModelOutput(last_hidden_state=encode_real_words(self.layers, hidden_states, attention_mask))
+        if self._may_read_weights(attention_mask, kwargs):
+            encode = encode_natively if fits_kernels(self) else encode_real_words
+            return BaseModelOutput(last_hidden_state=encode(self, hidden_states, attention_mask))
         visible = create_bidirectional_mask(
             config=self.config, inputs_embeds=inputs_embeds, attention_mask=attention_mask
         )
@@ -668,14 +674,14 @@ class VaswaniEncoder(VaswaniStack):
             hidden_states = layer(hidden_states, visible, **kwargs)
         return BaseModelOutput(last_hidden_state=hidden_states)
 
-    def _may_skip_padding(self, attention_mask: torch.Tensor | None, options: Any) -> bool:
-        """Tell whether only real words need computing: in inference, where there is padding and nobody looks inside."""
+    def _may_read_weights(self, attention_mask: torch.Tensor | None, options: Any) -> bool:
+        """Tell whether only real words need computing, from weights alone: in inference, if nobody looks inside."""
         if torch.is_grad_enabled() or attention_mask is None or attention_mask.ndim != 2 or attention_mask.is_cuda:
             return False
         records = ("output_attentions", "output_hidden_states")
         if any(options.get(name, getattr(self.config, name, False)) for name in records):
             return False
-        return not bool(attention_mask.all()) and self.may_take_fast_paths()
+        return self.may_take_fast_paths()
 
 
 class VaswaniDecoder(VaswaniStack):
@@ -944,16 +950,11 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, VaswaniGenerationM
     }
     _tp_plan = {"lm_head": "colwise_gather_output"}
 
-    decoder_weights: DecoderWeights | None = None  # kept from one search to the next
-
     def __init__(self, config: VaswaniConfig) -> None:
         super().__init__(config)
         self.model = VaswaniModel(config)
         self.lm_head = nn.Linear(config.d_model, config.vocab_size, bias=False)
         self.post_init()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "decoder_weights"}
 
     @can_return_tuple
     def forward(

@@ -6,6 +6,7 @@ Dimension letters in shape comments: B sentences, W beams, R = B W rows, T targe
 import bisect
 import contextlib
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,7 +14,8 @@ from typing import Any
 import torch
 from transformers.generation import LogitsProcessorList, StoppingCriteriaList
 
-from .decoding_vaswani import BeamDecoder, largest
+from .decoding_vaswani import largest
+from .native_vaswani import NativeDecoder, largest_of_rows
 
 
 def length_penalty(length: int, alpha: float) -> float:
@@ -222,7 +224,7 @@ class BeamSearch:
         self._criteria = criteria
         self._sequences = prompt.unsqueeze(1).expand(-1, self._beams, -1)  # (B, W, T)
         self._candidates = prompt.unsqueeze(1).expand(-1, self._count, -1)  # (B, count, T)
-        self._log_probs = torch.empty(0)  # (B, W, V), of all sentences
+        self._log_probs = torch.empty(0)  # (R, V), of all sentences
         self.scores: Any = () if output_scores else None
         self.logits: Any = () if output_logits else None
 
@@ -251,7 +253,7 @@ class BeamSearch:
         """
         # Inference mode spares torch some bookkeeping, but what comes out of it must stay in it.
         is_private = not (self._processors or self._criteria) and self.scores is None and self.logits is None
-        is_private = is_private and all(isinstance(decoder, BeamDecoder) for decoder in self._decoders)
+        is_private = is_private and all(decoder.finds_best_words for decoder in self._decoders)
         with torch.inference_mode() if is_private else contextlib.nullcontext():
             return self._step()
 
@@ -291,35 +293,52 @@ class BeamSearch:
         if self._columns < self._min_columns:
             banned = sorted({*banned, *self._endings})
         count = self._count + len(banned)
-        keeps_all = self._processors or self.scores is not None or self.logits is not None
-        if len(self._decoders) == 1 and isinstance(self._decoders[0], BeamDecoder) and not keeps_all:
+        if self._processors or self.scores is not None or self.logits is not None:
+            values, words = self._best_processed_words(width, count)
+        elif len(self._decoders) == 1 and self._decoders[0].finds_best_words:
             values, words = self._decoders[0].best_words(self._states[0], count)
         else:
-            logits = [decoder.logits(states) for decoder, states in zip(self._decoders, self._states, strict=True)]
-            log_probs = mean_log_probs([each.log_softmax(dim=-1) for each in logits])
-            if keeps_all:
-                log_probs = self._process(log_probs, logits[0], width)
-            values, words = largest(log_probs, min(count, log_probs.shape[-1]))
+            values, words = largest(mean_log_probs([each.log_softmax(dim=-1) for each in self._all_logits()]), count)
         for word in banned:  # if it is not among these, it does not matter
             values.masked_fill_(words == word, float("-inf"))
         return values, words
 
-    def _process(self, log_probs: torch.Tensor, logits: torch.Tensor, width: int) -> torch.Tensor:
-        """Let the user's processors change log-probabilities, and record what was asked for."""
-        if width < self._beams:  # the first step has one row for each sentence, transformers has all beams
-            log_probs, logits = (each.repeat_interleave(self._beams, dim=0) for each in (log_probs, logits))
-        rows = log_probs.unflatten(0, (-1, self._beams))  # (places, W, V)
-        are_all = self._places == list(range(len(self._sentences)))
-        places = torch.tensor(self._places, device=rows.device)
-        self._log_probs = rows if are_all else self._log_probs.index_copy_(0, places, rows)
-        processed = self._processors(self._sequences.flatten(0, 1), self._log_probs.flatten(0, 1))  # (R, V)
-        if self.logits is not None:
-            self.logits += (logits.clone(),)
+    def _all_logits(self) -> list[torch.Tensor]:
+        return [decoder.logits(states) for decoder, states in zip(self._decoders, self._states, strict=True)]
+
+    def _best_processed_words(self, width: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Let the user's processors change log-probabilities, record what was asked for, and find the best words.
+
+        Processors see rows for the beams of all sentences, as in transformers; those of a finished sentence stay as
+        they were. In the first step a sentence has but one row, and its beams are copies.
+        """
+        rows = torch.tensor([index * self._beams + beam for index in self._places for beam in range(width)])
+        rows = rows.to(self._sequences.device)
+        log_probs = self._log_probs
+        if len(self._decoders) == 1 and isinstance(self._decoders[0], NativeDecoder) and self.logits is None:
+            if not len(log_probs):
+                log_probs = torch.empty(len(self._sentences) * self._beams, self._decoders[0].vocab_size)
+            self._decoders[0].write_log_probs(self._states[0], log_probs, rows)
+        else:
+            logits = self._all_logits()
+            of_rows = mean_log_probs([each.log_softmax(dim=-1) for each in logits])
+            if not len(log_probs):
+                log_probs = of_rows.new_empty(len(self._sentences) * self._beams, of_rows.shape[-1])
+            log_probs.index_copy_(0, rows, of_rows)
+            if self.logits is not None:
+                self.logits += (logits[0].repeat_interleave(self._beams // width, dim=0),)
+        if width < self._beams:
+            of_beams = log_probs.unflatten(0, (-1, self._beams))  # (B, W, V)
+            of_beams[:, 1:] = of_beams[:, :1]
+        processed = self._processors(self._sequences.flatten(0, 1), log_probs)  # (R, V)
         if self.scores is not None:
             self.scores += (processed.clone(),)
-        if are_all and width == self._beams:
-            return processed
-        return processed.unflatten(0, (-1, self._beams))[:, :width].index_select(0, places).flatten(0, 1)
+        best = largest_of_rows(processed, rows, count)
+        del processed
+        # The next step writes into the same memory, unless a processor has kept it.
+        is_kept = sys.getrefcount(log_probs) > 2 + (log_probs is self._log_probs)
+        self._log_probs = log_probs.clone() if is_kept else log_probs
+        return best
 
     def _which_end(self, parents: torch.Tensor, words: torch.Tensor) -> list[list[bool]]:
         """Tell of each continuation (B, count) whether it ends there."""

@@ -471,10 +471,10 @@ def measure_profile(cell: Cell, sentences: list[list[int]]) -> dict[str, float]:
         Share of the time of each kind of work.
     """
     job = make_job(sentences[: cell.batch], cell.lengths)
-    with Worker(Vaswani.name, cell.size, cell.threads, KINETO_LOG_LEVEL="99") as worker:  # torch's profiler logs
+    with Worker(Vaswani.name, cell.size, cell.threads) as worker:
         worker.wait()
         worker.ask(translate, job)
-        return worker.ask(profile, job, config_of(cell.size), cell.threads)
+        return worker.ask(profile, job)
 
 
 __all__ = [

@@ -245,7 +245,7 @@ class EndAt(LogitsProcessor):
         """
         ends = self.targets.repeat_interleave(len(input_ids) // len(self.targets)) <= input_ids.shape[1]
         of_end = scores[:, self.end].masked_fill(~ends, float("-inf"))
-        scores[ends] = float("-inf")
+        scores.index_fill_(0, ends.nonzero().squeeze(-1), float("-inf"))
         scores[:, self.end] = of_end
         return scores
 

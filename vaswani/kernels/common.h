@@ -1,0 +1,60 @@
+/* What all kernels share: vectors of registers, and functions of rows. */
+
+#include <math.h>
+#include <omp.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef float vec __attribute__((vector_size(64), aligned(4), may_alias));
+
+enum { LANES = 16 }; /* numbers of a vec */
+
+static inline int64_t min(int64_t a, int64_t b) { return a < b ? a : b; }
+static inline int64_t max(int64_t a, int64_t b) { return a > b ? a : b; }
+
+static inline float exponential(float x)
+{
+    x = x < -87.0f ? -87.0f : x;
+    float power = (x * 1.44269504f + 12582912.0f) - 12582912.0f; /* nearest integer to x / ln 2 */
+    float rest = (x - power * 0.693359375f) + power * 2.12194440e-4f;
+    float value = 1.9875691500e-4f;
+    value = value * rest + 1.3981999507e-3f;
+    value = value * rest + 8.3334519073e-3f;
+    value = value * rest + 4.1665795894e-2f;
+    value = value * rest + 1.6666665459e-1f;
+    value = value * rest + 5.0000001201e-1f;
+    value = value * rest * rest + rest + 1.0f;
+    union { int32_t bits; float number; } scale = {((int32_t)power + 127) << 23};
+    return value * scale.number;
+}
+
+/* Return the largest of some scores. */
+static inline float largest_of(const float *scores, int64_t length)
+{
+    float largest = -INFINITY;
+#pragma omp simd reduction(max : largest)
+    for (int64_t at = 0; at < length; at++) largest = scores[at] > largest ? scores[at] : largest;
+    return largest;
+}
+
+/* Return the sum of exp(score - subtract). */
+static inline float sum_of_exponentials(const float *scores, int64_t length, float subtract)
+{
+    float sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (int64_t at = 0; at < length; at++) sum += exponential(scores[at] - subtract);
+    return sum;
+}
+
+/* Turn scores into probabilities, and return the logarithm of the sum that divided them. */
+static inline float softmax(float *scores, int64_t length)
+{
+    float largest = largest_of(scores, length), sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (int64_t at = 0; at < length; at++) sum += scores[at] = exponential(scores[at] - largest);
+    float factor = 1 / sum;
+#pragma omp simd
+    for (int64_t at = 0; at < length; at++) scores[at] *= factor;
+    return largest + logf(sum);
+}

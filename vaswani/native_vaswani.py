@@ -1,0 +1,511 @@
+"""Inference through the compiled kernels of this package, where they are there and fit.
+
+`kernels/` says what they gain. They are built with the package where a C compiler is found, and they compute in single
+precision on a CPU with AVX2 or AVX-512; everywhere else `decoding_vaswani.py` does the same work with torch. Dimension
+letters in shape comments: B sentences, S source length, M real source words, R rows, D d_model, V vocabulary.
+"""
+
+import ctypes
+import functools
+import itertools
+import sysconfig
+from ctypes import c_double, c_int64, c_void_p
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from .decoding_vaswani import largest
+
+# Columns of a weight that stand together, and numbers of a register, as in the kernels.
+PANEL, LANES = 64, 16
+# Words of a beam for which the caches have room at first; they double when they are full.
+FIRST_LENGTH = 32
+
+
+def _fields(kind: Any, names: str) -> list[tuple[str, Any]]:
+    return [(name, kind) for name in names.split()]
+
+
+class _Product(ctypes.Structure):
+    _fields_ = _fields(c_void_p, "weights bias")
+
+
+class _Norm(ctypes.Structure):
+    _fields_ = _fields(c_void_p, "weight bias")
+
+
+class _Layer(ctypes.Structure):
+    _fields_ = [
+        *_fields(_Product, "own_input own_output"),
+        *_fields(_Norm, "own_norm"),
+        *_fields(_Product, "source_query source_output"),
+        *_fields(_Norm, "source_norm"),
+        *_fields(_Product, "source_input inner outer"),
+        *_fields(_Norm, "norm"),
+    ]
+
+
+class _Stack(ctypes.Structure):
+    _fields_ = [
+        *_fields(c_int64, "layers width heads key_width value_width inner_width words"),
+        *_fields(c_double, "scaling epsilon embedding_scale"),
+        *_fields(c_void_p, "layer embedding"),
+        *_fields(_Product, "output"),
+    ]
+
+
+class _Work(ctypes.Structure):
+    _fields_ = [
+        *_fields(c_int64, "threads source_width"),
+        *_fields(c_void_p, "source_starts source_keys source_values"),
+        *_fields(c_int64, "sentences beams slots"),
+        *_fields(c_void_p, "keys values positions used lengths pasts old_pasts states products attended scores"),
+    ]
+
+
+@functools.cache
+def kernels() -> Any:
+    """Load the compiled kernels for this machine.
+
+    Returns
+    -------
+    Any
+        The library, or None where none was built or the machine has no such instructions.
+    """
+    capability = torch.backends.cpu.get_cpu_capability().lower()
+    file = Path(__file__).with_name(f"_kernels_{capability}{sysconfig.get_config_var('EXT_SUFFIX')}")
+    if not file.exists():
+        return None
+    library = ctypes.CDLL(str(file))
+    structures: Any = [ctypes.POINTER(_Stack), ctypes.POINTER(_Work)]
+    library.encode.argtypes = structures
+    library.prepare_source.argtypes = [*structures, c_void_p]
+    library.decode.argtypes = [*structures, c_int64, c_int64, c_void_p, c_void_p, c_void_p]
+    library.score_words.argtypes = [*structures, c_int64, c_void_p, c_int64, c_void_p]
+    library.rank_scores.argtypes = [c_int64, c_int64, c_int64, c_void_p, c_void_p, c_int64, c_void_p, c_void_p]
+    library.rank_words.argtypes = [*structures, c_int64, c_int64, c_void_p, c_void_p, c_void_p, c_void_p]
+    library.fingerprint.argtypes = [c_int64, c_int64, c_void_p, c_void_p]
+    library.fingerprint.restype = ctypes.c_uint64
+    for name in ("encode", "prepare_source", "decode", "score_words", "rank_scores", "rank_words"):
+        getattr(library, name).restype = None
+    return library
+
+
+def fits_kernels(stack: Any) -> bool:
+    """Tell whether the kernels can compute a stack.
+
+    Parameters
+    ----------
+    stack : Any
+        An encoder or a decoder of which `can_bypass` holds.
+
+    Returns
+    -------
+    bool
+        True for the paper's model in single precision, where the kernels were built.
+    """
+    config = stack.config
+    is_papers = config.position_encoding == "sinusoidal" and isinstance(
+        stack.layers[0].feed_forward.activation, nn.ReLU
+    )
+    return is_papers and stack.embed_tokens.weight.dtype == torch.float32 and kernels() is not None
+
+
+def _padded(columns: int) -> int:
+    return -(-columns // PANEL) * PANEL
+
+
+def _pack(*layers: nn.Linear) -> torch.Tensor:
+    """Return the weights of layers with the same input as (columns / PANEL, D, PANEL), in one product."""
+    weights = torch.cat([layer.weight.detach() for layer in layers])
+    weights = nn.functional.pad(weights, (0, 0, 0, -len(weights) % PANEL))
+    return weights.unflatten(0, (-1, PANEL)).mT.contiguous()
+
+
+class PackedStack:
+    """A stack as the kernels see it: weights in the order in which they are read.
+
+    The copies stay with their stack from one call to the next, as long as its weights are the same.
+
+    Parameters
+    ----------
+    stack : Any
+        An encoder or a decoder that `fits_kernels`.
+    output : nn.Linear | None
+        What scores words after a decoder.
+    """
+
+    def __init__(self, stack: Any, output: nn.Linear | None) -> None:
+        config = stack.config
+        self._copies: list[torch.Tensor] = []
+        self._state = self._state_of(stack, output)
+        self._layers = (_Layer * len(stack.layers))(*[self._layer(layer) for layer in stack.layers])
+        self.structure = _Stack(
+            layers=len(stack.layers),
+            width=config.d_model,
+            heads=config.num_attention_heads,
+            key_width=config.d_k,
+            value_width=config.d_v,
+            inner_width=config.d_ff,
+            words=config.vocab_size,
+            scaling=stack.layers[0].self_attn.scaling,
+            epsilon=config.layer_norm_eps,
+            embedding_scale=stack.embed_scale,
+            layer=ctypes.addressof(self._layers),
+            embedding=stack.embed_tokens.weight.data_ptr(),
+        )
+        if output is not None:
+            self.structure.output = self._product(output)
+        self.positions = torch.empty(0)
+
+    @classmethod
+    def of(cls, stack: Any, output: nn.Linear | None = None) -> "PackedStack":
+        """Return the copies that a stack keeps, made anew where its weights changed.
+
+        Parameters
+        ----------
+        stack : Any
+            An encoder or a decoder that `fits_kernels`.
+        output : nn.Linear | None, default=None
+            What scores words after a decoder.
+
+        Returns
+        -------
+        PackedStack
+            The copies.
+        """
+        if stack.packed is None or stack.packed._state != cls._state_of(stack, output):
+            stack.packed = None  # free the old copies first
+            stack.packed = cls(stack, output)
+        return stack.packed
+
+    @staticmethod
+    def _state_of(stack: Any, output: nn.Linear | None) -> tuple[list[int], int]:
+        """Return what changes with the weights: their addresses, and a sum over all that are copied."""
+        copied = [*stack.layers.parameters(), *(() if output is None else output.parameters())]
+        addresses = [weight.data_ptr() for weight in copied]
+        sizes = [weight.numel() for weight in copied]
+        array = c_int64 * len(copied)
+        sum_of_all = kernels().fingerprint(torch.get_num_threads(), len(copied), array(*addresses), array(*sizes))
+        return [stack.embed_tokens.weight.data_ptr(), *addresses], sum_of_all
+
+    def positions_up_to(self, stack: Any, length: int) -> torch.Tensor:
+        """Return encoded positions.
+
+        Parameters
+        ----------
+        stack : Any
+            The stack.
+        length : int
+            How many are needed.
+
+        Returns
+        -------
+        torch.Tensor
+            At least so many rows of d_model numbers.
+        """
+        if len(self.positions) < length:
+            self.positions = stack.encode_positions(torch.arange(length)).float()
+        return self.positions
+
+    def _layer(self, layer: Any) -> _Layer:
+        own, feed_forward = layer.self_attn, layer.feed_forward
+        structure = _Layer(
+            own_input=self._product(own.q_proj, own.k_proj, own.v_proj),
+            own_output=self._product(own.out_proj),
+            own_norm=self._norm(layer.self_attn_layer_norm),
+            inner=self._product(feed_forward.fc1),
+            outer=self._product(feed_forward.fc2),
+            norm=self._norm(layer.feed_forward_layer_norm),
+        )
+        if hasattr(layer, "encoder_attn"):
+            cross = layer.encoder_attn
+            structure.source_query = self._product(cross.q_proj)
+            structure.source_output = self._product(cross.out_proj)
+            structure.source_norm = self._norm(layer.encoder_attn_layer_norm)
+            structure.source_input = self._product(cross.k_proj, cross.v_proj)
+        return structure
+
+    def _product(self, *layers: nn.Linear) -> _Product:
+        self._copies.append(_pack(*layers))
+        structure = _Product(weights=self._copies[-1].data_ptr())
+        if layers[0].bias is not None:
+            self._copies.append(torch.cat([layer.bias.detach() for layer in layers]))
+            structure.bias = self._copies[-1].data_ptr()
+        return structure
+
+    @staticmethod
+    def _norm(norm: Any) -> _Norm:
+        return _Norm(weight=norm.weight.data_ptr(), bias=norm.bias.data_ptr())
+
+
+class _Room:
+    """Tensors of one call, by the names of the kernels' structure."""
+
+    def __init__(self, stack: Any, lengths: list[int]) -> None:
+        self._config = stack.config
+        self.structure = _Work(
+            threads=torch.get_num_threads(),
+            source_width=-(-max(lengths) // LANES) * LANES,
+            sentences=len(lengths),
+        )
+        self._tensors: dict[str, torch.Tensor] = {}
+        self["source_starts"] = torch.tensor([0, *itertools.accumulate(lengths)])
+
+    def __setitem__(self, name: str, tensor: torch.Tensor) -> None:
+        self._tensors[name] = tensor
+        setattr(self.structure, name, tensor.data_ptr())
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        return self._tensors[name]
+
+    def make_source(self, layers: int) -> None:
+        """Make room for the source's keys and values in some layers."""
+        config, work = self._config, self.structure
+        places = layers * work.sentences * work.source_width * config.num_attention_heads
+        self["source_keys"] = torch.empty(places * config.d_k)
+        self["source_values"] = torch.empty(places * config.d_v)
+
+    def make_rows(self, rows: int, longest_past: int) -> None:
+        """Make room for what is computed of some rows."""
+        config, work = self._config, self.structure
+        keys, values = config.num_attention_heads * config.d_k, config.num_attention_heads * config.d_v
+        widest = max(_padded(2 * keys + values), _padded(config.d_ff) + _padded(config.d_model))
+        self["states"] = torch.empty(rows, config.d_model)
+        self["products"] = torch.empty(rows, widest)
+        self["attended"] = torch.empty(rows, values)
+        self["scores"] = torch.empty(work.threads, max(longest_past, work.source_width))
+
+
+def largest_of_rows(scores: torch.Tensor, places: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Find the largest scores of some rows.
+
+    Parameters
+    ----------
+    scores : torch.Tensor
+        Scores of shape (any, words).
+    places : torch.Tensor
+        Which rows.
+    count : int
+        How many to find for each row; all of a shorter one.
+
+    Returns
+    -------
+    tuple[torch.Tensor, torch.Tensor]
+        The scores, largest first, and their columns, both of shape (rows, count).
+    """
+    if scores.dtype != torch.float32 or scores.device.type != "cpu" or kernels() is None:
+        return largest(scores.index_select(0, places), count)
+    scores, count = scores.contiguous(), min(count, scores.shape[1])
+    best, columns = torch.empty(len(places), count), torch.empty(len(places), count, dtype=torch.long)
+    sizes = torch.get_num_threads(), len(places), scores.shape[1]
+    pointers = places.data_ptr(), scores.data_ptr(), count, best.data_ptr(), columns.data_ptr()
+    kernels().rank_scores(*sizes, *pointers)
+    return best, columns
+
+
+def encode_natively(stack: Any, hidden_states: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+    """Apply encoder layers to the real words of a padded batch, and only to them.
+
+    Parameters
+    ----------
+    stack : Any
+        An encoder of which `can_bypass` and `fits_kernels` hold.
+    hidden_states : torch.Tensor
+        The first layer's input, of shape (batch, source, d_model).
+    attention_mask : torch.Tensor
+        1 for a real word, 0 for padding, of shape (batch, source).
+
+    Returns
+    -------
+    torch.Tensor
+        The last layer's output, of the same shape, zero at padding.
+    """
+    real = attention_mask.bool()
+    lengths = real.sum(dim=-1).tolist()
+    room = _Room(stack, lengths)
+    room.make_source(layers=1)
+    room.make_rows(sum(lengths), 0)
+    room["states"] = hidden_states[real]  # (M, D)
+    kernels().encode(PackedStack.of(stack).structure, room.structure)
+    padded = torch.zeros_like(hidden_states)
+    padded[real] = room["states"]
+    return padded
+
+
+class NativeDecoder:
+    """Decode the beams of many sentences step by step; a sentence that is finished costs nothing any more.
+
+    Parameters
+    ----------
+    model : Any
+        A `VaswaniForConditionalGeneration` of which `can_bypass` and `fits_kernels` hold.
+    encoded : torch.Tensor
+        The encoder's output, of shape (sentences, source, d_model).
+    attention_mask : torch.Tensor | None
+        1 for a real source word, 0 for padding, of shape (sentences, source). None means that all are real.
+    beams : int
+        Number of beams of each sentence.
+    """
+
+    can_drop = True
+    finds_best_words = True
+
+    def __init__(self, model: Any, encoded: torch.Tensor, attention_mask: torch.Tensor | None, beams: int) -> None:
+        self._stack = model.model.decoder
+        self._config = model.config
+        self.vocab_size = model.config.vocab_size
+        self._packed = PackedStack.of(self._stack, model.lm_head)
+        if attention_mask is None:
+            lengths, real = [encoded.shape[1]] * len(encoded), encoded
+        else:
+            is_real = attention_mask.bool()
+            lengths, real = is_real.sum(dim=-1).tolist(), encoded[is_real]
+        self._chosen = torch.arange(len(encoded))
+        self._beams = beams
+        self._room = _Room(self._stack, lengths)
+        self._room.structure.beams = beams
+        self._room.make_source(len(self._stack.layers))
+        self._room.make_rows(sum(lengths), 0)
+        real = real.contiguous()
+        kernels().prepare_source(self._packed.structure, self._room.structure, real.data_ptr())
+        self._room["used"] = torch.zeros(len(encoded), dtype=torch.long)
+        self._room["lengths"] = torch.zeros(len(encoded), dtype=torch.long)
+        self._room["pasts"] = torch.zeros(len(encoded), beams, 0, dtype=torch.int32)
+        self._slots_in_use = 0
+        self._make_room(FIRST_LENGTH * beams)
+
+    def start(self, prompt: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        """Decode the prompt, once for all beams of a sentence.
+
+        Parameters
+        ----------
+        prompt : torch.Tensor
+            Start symbol and forced words, of shape (sentences, length).
+        attention_mask : torch.Tensor
+            1 for a real word, 0 for the padding before it, of the same shape.
+
+        Returns
+        -------
+        torch.Tensor
+            The states after the last word, of shape (sentences, d_model).
+        """
+        everyone = self._chosen
+        for words, is_real in zip(prompt.unbind(1), attention_mask.bool().unbind(1), strict=True):
+            self._chosen = everyone[is_real]
+            states = self.advance(words[is_real].unsqueeze(-1), torch.zeros(len(self._chosen), 1, dtype=torch.long))
+        return states
+
+    def advance(self, words: torch.Tensor, parents: torch.Tensor) -> torch.Tensor:
+        """Append one word to each beam.
+
+        Parameters
+        ----------
+        words : torch.Tensor
+            The words, of shape (sentences, beams).
+        parents : torch.Tensor
+            Which beam of the last step each of them continues, of the same shape.
+
+        Returns
+        -------
+        torch.Tensor
+            The states after the words, of shape (sentences * beams, d_model), that last until the next step.
+        """
+        sentences, queries = words.shape
+        self._slots_in_use += queries
+        if self._slots_in_use > self._room.structure.slots:
+            self._make_room(2 * self._room.structure.slots)
+        words, parents = words.contiguous(), parents.contiguous()
+        pointers = self._chosen.data_ptr(), words.data_ptr(), parents.data_ptr()
+        kernels().decode(self._packed.structure, self._room.structure, sentences, queries, *pointers)
+        return self._room["states"][: sentences * queries]
+
+    def keep(self, order: list[int]) -> None:
+        """Drop finished sentences.
+
+        Parameters
+        ----------
+        order : list[int]
+            For each place that stays, the place of the sentence that shall stand there.
+        """
+        self._chosen = self._chosen[order]
+
+    def logits(self, states: torch.Tensor) -> torch.Tensor:
+        """Score every word.
+
+        Parameters
+        ----------
+        states : torch.Tensor
+            What the last step returned.
+
+        Returns
+        -------
+        torch.Tensor
+            Scores before the softmax, of shape (rows, vocabulary).
+        """
+        logits = torch.empty(len(states), self.vocab_size)
+        self._score(len(states), torch.arange(len(states)), False, logits)
+        return logits
+
+    def write_log_probs(self, states: torch.Tensor, log_probs: torch.Tensor, places: torch.Tensor) -> None:
+        """Write the logarithms of the probabilities of all words into rows of a tensor.
+
+        Parameters
+        ----------
+        states : torch.Tensor
+            What the last step returned.
+        log_probs : torch.Tensor
+            Where to write, of shape (any, vocabulary).
+        places : torch.Tensor
+            The row for each state.
+        """
+        self._score(len(states), places, True, log_probs)
+
+    def _score(self, rows: int, places: torch.Tensor, normalise: bool, scores: torch.Tensor) -> None:
+        pointers = places.data_ptr(), normalise, scores.data_ptr()
+        kernels().score_words(self._packed.structure, self._room.structure, rows, *pointers)
+
+    def best_words(self, states: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Find the most probable words.
+
+        Parameters
+        ----------
+        states : torch.Tensor
+            What the last step returned.
+        count : int
+            How many words to find for each row.
+
+        Returns
+        -------
+        tuple[torch.Tensor, torch.Tensor]
+            Logarithms of the probabilities, best first, and the words, both of shape (rows, count), or all words of
+            a smaller vocabulary.
+        """
+        count = min(count, self.vocab_size)
+        parts, rows = self._room.structure.threads, len(states)
+        best, words = torch.empty(parts, rows, count), torch.empty(parts, rows, count, dtype=torch.long)
+        sums = torch.empty(2, parts, rows)
+        pointers = best.data_ptr(), words.data_ptr(), sums[0].data_ptr(), sums[1].data_ptr()
+        kernels().rank_words(self._packed.structure, self._room.structure, rows, count, *pointers)
+        return best[0], words[0]
+
+    def _make_room(self, slots: int) -> None:
+        """Make room for the keys and values of some slots in each sentence, and keep those that are there."""
+        room, config = self._room, self._config
+        sentences, old = room.structure.sentences, room["pasts"].shape[-1]
+        layers = len(self._stack.layers)
+        for name, width in (("keys", config.d_k), ("values", config.d_v)):
+            cache = torch.empty(layers, sentences, slots, config.num_attention_heads * width)
+            if old:
+                cache[:, :, :old] = room[name]
+            room[name] = cache
+        room["pasts"] = nn.functional.pad(room["pasts"], (0, slots - old))
+        room["old_pasts"] = torch.empty_like(room["pasts"][0])
+        room["positions"] = self._packed.positions_up_to(self._stack, slots)
+        room.structure.slots = slots
+        room.make_rows(sentences * self._beams, slots)
+
+
+__all__ = ["NativeDecoder", "PackedStack", "encode_natively", "fits_kernels", "kernels", "largest_of_rows"]
