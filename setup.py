@@ -14,7 +14,7 @@ setup(
         Extension(
             f"vaswani._kernels_{name}",
             sources=sorted(glob.glob("vaswani/kernels/*.c")),
-            depends=["vaswani/kernels/common.h"],
+            depends=sorted(glob.glob("vaswani/kernels/*.h")),
             extra_compile_args=["-O3", "-fopenmp", *flags],
             extra_link_args=["-fopenmp"],
             optional=True,

@@ -35,10 +35,10 @@ def can_bypass(model: nn.Module) -> bool:
     Returns
     -------
     bool
-        False where reading `.weight` would skip something: an adapter, a quantised layer, a hook, a replaced or
-        inherited `forward`, a weight that is sharded, in half precision or on another device than the CPU, dropout
-        in training, autocast, and while torch traces a graph. The hooks with which transformers records outputs are
-        no obstacle: they are idle unless outputs are asked for.
+        False where reading `.weight` would skip something: an adapter, a quantised layer other than of `is_int8`, a
+        hook, a replaced or inherited `forward`, a weight that is sharded, in half precision or on another device than
+        the CPU, dropout in training, autocast, and while torch traces a graph. The hooks with which transformers
+        records outputs are no obstacle: they are idle unless outputs are asked for.
     """
     if model.training or torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu"):
         return False
@@ -46,16 +46,56 @@ def can_bypass(model: nn.Module) -> bool:
     precisions = set()
     for module in model.modules():
         is_known = type(module) in _LEAVES or type(module).__module__ in files
-        if not is_known or "forward" in vars(module) or module._forward_pre_hooks:
-            return False
-        if any(hook.__module__ != output_capturing.__name__ for hook in module._forward_hooks.values()):
+        if not is_known or "forward" in vars(module):
             return False
         for weight in module._parameters.values():
             if weight is not None:
-                if type(weight) is not nn.Parameter or weight.device.type != "cpu":
+                if weight.device.type != "cpu" or not (type(weight) is nn.Parameter or is_int8(weight)):
                     return False
                 precisions.add(weight.dtype)
-    return precisions in ({torch.float32}, {torch.float64})
+    return precisions in ({torch.float32}, {torch.float64}) and not has_hooks(model)
+
+
+def is_int8(weight: torch.Tensor) -> bool:
+    """Tell whether a weight was rounded to eight bits by torchao, for inputs that are rounded as they come.
+
+    Parameters
+    ----------
+    weight : torch.Tensor
+        The weight of a linear layer.
+
+    Returns
+    -------
+    bool
+        True for the tensors of `Int8DynamicActivationInt8WeightConfig` with a scale for each row and no zero point.
+    """
+    if type(weight).__name__ != "Int8Tensor":
+        return False
+    rest: Any = weight
+    is_dynamic = rest.act_quant_kwargs is not None and rest.act_quant_scale is None and rest.act_pre_scale is None
+    is_symmetric = rest.zero_point is None or not rest.zero_point.any()
+    return is_dynamic and is_symmetric and rest.scale.numel() == len(weight)
+
+
+def has_hooks(modules: nn.Module) -> bool:
+    """Tell whether something watches modules.
+
+    Parameters
+    ----------
+    modules : nn.Module
+        A module with what it contains.
+
+    Returns
+    -------
+    bool
+        Whether there is a hook, other than those with which transformers records outputs that are asked for.
+    """
+    return any(
+        hook.__module__ != output_capturing.__name__
+        for module in modules.modules()
+        for hooks in (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks)
+        for hook in hooks.values()
+    )
 
 
 def encode_real_words(stack: Any, hidden_states: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
@@ -233,8 +273,7 @@ class BeamDecoder:
 
     def __init__(self, model: Any, encoded: torch.Tensor, attention_mask: torch.Tensor | None) -> None:
         self._stack = model.model.decoder
-        self._vocab_size = model.config.vocab_size
-        self._words = model.lm_head.weight.detach()  # (V, D)
+        self._head = model.lm_head
         real = None if attention_mask is None or bool(attention_mask.all()) else attention_mask.bool()
         self._layers = [_Layer(layer, encoded, real) for layer in self._stack.layers]
         self._heads = model.config.num_attention_heads
@@ -242,7 +281,6 @@ class BeamDecoder:
         if real is not None:
             source_visible.masked_fill_(~real, torch.finfo(encoded.dtype).min)
         self._source_visible = source_visible[:, None, None].repeat(1, self._heads, 1, 1)  # (B, H, 1, S)
-        self._logits = encoded.new_empty(0)
         self._own_visible = encoded.new_empty(0, 0)
         self._make_room(FIRST_CAPACITY)
 
@@ -327,12 +365,10 @@ class BeamDecoder:
         Returns
         -------
         torch.Tensor
-            Scores before the softmax, of shape (rows, vocabulary), that last until the next step.
+            Scores before the softmax, of shape (rows, vocabulary).
         """
-        if self._logits.numel() < len(states) * self._vocab_size:
-            self._logits = states.new_empty(len(states) * self._vocab_size)
-        logits = self._logits[: len(states) * self._vocab_size].view(len(states), -1)
-        return torch.mm(states, self._words.t(), out=logits)
+        logits: torch.Tensor = self._head(states)
+        return logits
 
     def best_words(self, states: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Find the most probable words without keeping the probabilities of the others.
@@ -352,7 +388,7 @@ class BeamDecoder:
 
         Notes
         -----
-        Logits are formed in a buffer that is used again and again, some rows at a time.
+        Logits are formed some rows at a time.
         """
         if len(states) <= ROWS_AT_A_TIME:
             return self._best_words(states, count)

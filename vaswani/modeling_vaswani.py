@@ -4,6 +4,8 @@ Dimension letters in shape comments: B sentences, S source length, T target leng
 (S, T, or T with the cached past), D d_model, F d_ff, H heads, K d_k, U d_v, V vocabulary.
 """
 
+import dataclasses
+import functools
 import math
 import os
 from collections.abc import Callable
@@ -31,9 +33,10 @@ from transformers.utils.generic import is_flash_attention_requested, merge_with_
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .configuration_vaswani import VaswaniConfig
-from .decoding_vaswani import can_bypass, encode_real_words
+from .decoding_vaswani import can_bypass, encode_real_words, has_hooks
 from .generation_vaswani import IGNORED, VaswaniGenerationMixin
 from .native_vaswani import PackedStack, encode_natively, fits_kernels
+from .packing_vaswani import Packing, packed_attention, packed_loss
 
 # Which class each Auto class loads from a folder that carries this code.
 AUTO_MAP = {
@@ -213,6 +216,8 @@ class VaswaniAttention(nn.Module):
         attention_mask: torch.Tensor | None = None,
         key_value_states: torch.Tensor | None = None,
         past_key_values: EncoderDecoderCache | None = None,
+        packing: Packing | None = None,
+        source_packing: Packing | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Attend from `hidden_states` to `key_value_states`, or to `hidden_states` itself.
@@ -227,6 +232,10 @@ class VaswaniAttention(nn.Module):
             What is asked, of shape (batch, keys, d_model): the encoder's output. None means self-attention.
         past_key_values : EncoderDecoderCache | None, default=None
             Keys and values of earlier steps; this call's are added to it.
+        packing : Packing | None, default=None
+            Where sentences are, if `hidden_states` is one row of words without padding.
+        source_packing : Packing | None, default=None
+            The same of `key_value_states`.
         **kwargs : Unpack[TransformersKwargs]
             Options of the attention back end.
 
@@ -239,6 +248,13 @@ class VaswaniAttention(nn.Module):
         d_k, d_v = self.config.d_k, self.config.d_v
         query = self._split_heads(self.q_proj(hidden_states), d_k)  # (B, H, T, K)
         key, value = self._keys_and_values(hidden_states, key_value_states, past_key_values)
+        dropout = self.config.attention_dropout if self.training else 0.0
+        if packing is not None:
+            own_or_source = packing if source_packing is None or key_value_states is None else source_packing
+            attended = packed_attention(
+                query, key, value, packing, own_or_source, self.is_causal, self.scaling, dropout
+            )
+            return self.out_proj(attended.flatten(-2)), None
         if d_k != d_v and is_flash_attention_requested(self.config):  # its kernels know only one width; zeros add none
             query, key, value = (nn.functional.pad(x, (0, max(d_k, d_v) - x.shape[-1])) for x in (query, key, value))
 
@@ -252,7 +268,7 @@ class VaswaniAttention(nn.Module):
             value,
             attention_mask,
             scaling=self.scaling,
-            dropout=self.config.attention_dropout if self.training else 0.0,
+            dropout=dropout,
             **kwargs,
         )
         return self.out_proj(attended[..., :d_v].flatten(-2)), weights  # (B, T, H, U) -> (B, T, D)
@@ -590,6 +606,33 @@ class VaswaniStack(VaswaniPreTrainedModel):
         )
         return self.embed_positions(position_ids)
 
+    def _may_pack(self, attention_mask: torch.Tensor | None, options: Any) -> bool:
+        """Tell whether padding may be left out: in training on a CPU, if nobody looks at the layers' states."""
+        is_plain = self.fast_paths and self.training and self.config._attn_implementation in ("eager", "sdpa")
+        if not is_plain or torch.compiler.is_compiling() or torch.jit.is_tracing():
+            return False
+        if self.embed_tokens.weight.device.type != "cpu" or (attention_mask is not None and attention_mask.ndim != 2):
+            return False
+        return not self._records(options) and not has_hooks(self.layers)
+
+    def _records(self, options: Any) -> bool:
+        """Tell whether attentions or states of layers are asked for."""
+        names = ("output_attentions", "output_hidden_states")
+        return any(options.get(name, getattr(self.config, name, False)) for name in names)
+
+    def _embed_packed(
+        self,
+        packing: Packing,
+        input_ids: torch.Tensor | None,
+        inputs_embeds: torch.Tensor | None,
+        position_ids: torch.Tensor,
+    ) -> torch.Tensor:
+        """Return the first layer's input (1, M, D), real words only."""
+        positions = packing.pack(position_ids.expand(packing.mask.shape))
+        if inputs_embeds is None:
+            return self._embed(self.embed_tokens(packing.pack(input_ids)), positions)
+        return self._embed(packing.pack(inputs_embeds), positions)
+
     def _embed(self, inputs_embeds: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
         """Return the first layer's input (B, T, D) for word embeddings (B, T, D) at positions (B or 1, T)."""
         positions = self.encode_positions(position_ids).to(inputs_embeds)
@@ -655,14 +698,21 @@ class VaswaniEncoder(VaswaniStack):
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("Give the source exactly once: as input_ids or as inputs_embeds.")
-        if inputs_embeds is None:
-            inputs_embeds = self.embed_tokens(input_ids)
+        words = input_ids if inputs_embeds is None else inputs_embeds
         if position_ids is None:
             if attention_mask is not None and attention_mask.ndim == 2:
                 position_ids = positions_of(attention_mask)
             else:
-                position_ids = torch.arange(inputs_embeds.shape[1], device=inputs_embeds.device).unsqueeze(0)
+                position_ids = torch.arange(words.shape[1], device=words.device).unsqueeze(0)
+        if self._may_pack(attention_mask, kwargs):
+            packing = Packing.of(attention_mask, words)
+            hidden_states = self._embed_packed(packing, input_ids, inputs_embeds, position_ids)
+            for layer in self.layers:
+                hidden_states = layer(hidden_states, packing=packing, **kwargs)
+            return BaseModelOutput(last_hidden_state=packing.unpack(hidden_states))
 
+        if inputs_embeds is None:
+            inputs_embeds = self.embed_tokens(input_ids)
         hidden_states = self._embed(inputs_embeds, position_ids)
         if self._may_read_weights(attention_mask, kwargs):
             encode = encode_natively if fits_kernels(self) else encode_real_words
@@ -678,10 +728,7 @@ class VaswaniEncoder(VaswaniStack):
         """Tell whether only real words need computing, from weights alone: in inference, if nobody looks inside."""
         if torch.is_grad_enabled() or attention_mask is None or attention_mask.ndim != 2 or attention_mask.is_cuda:
             return False
-        records = ("output_attentions", "output_hidden_states")
-        if any(options.get(name, getattr(self.config, name, False)) for name in records):
-            return False
-        return self.may_take_fast_paths()
+        return not self._records(options) and self.may_take_fast_paths()
 
 
 class VaswaniDecoder(VaswaniStack):
@@ -760,20 +807,30 @@ class VaswaniDecoder(VaswaniStack):
             raise ValueError("Give the target exactly once: as decoder_input_ids or as decoder_inputs_embeds.")
         if encoder_hidden_states is None:
             raise ValueError("The decoder needs encoder_hidden_states, the encoder's output.")
-        if inputs_embeds is None:
-            inputs_embeds = self.embed_tokens(input_ids)
+        words = input_ids if inputs_embeds is None else inputs_embeds
         if use_cache and past_key_values is None:
             past_key_values = DynamicCache(config=self.config)
         if past_key_values is not None and not isinstance(past_key_values, EncoderDecoderCache):
             past_key_values = EncoderDecoderCache(past_key_values, DynamicCache(config=self.config))
         if position_ids is None:
-            length = inputs_embeds.shape[1]
+            length = words.shape[1]
             if attention_mask is not None and attention_mask.ndim == 2:
                 position_ids = positions_of(attention_mask)[:, -length:]
             else:
                 past_length = 0 if past_key_values is None else past_key_values.get_seq_length()
-                position_ids = (torch.arange(length, device=inputs_embeds.device) + past_length).unsqueeze(0)
+                position_ids = (torch.arange(length, device=words.device) + past_length).unsqueeze(0)
+        is_source_packable = encoder_attention_mask is None or encoder_attention_mask.ndim == 2
+        if past_key_values is None and is_source_packable and self._may_pack(attention_mask, kwargs):
+            packing = Packing.of(attention_mask, words)
+            source_packing = Packing.of(encoder_attention_mask, encoder_hidden_states)
+            hidden_states = self._embed_packed(packing, input_ids, inputs_embeds, position_ids)
+            encoded = source_packing.pack(encoder_hidden_states)
+            for layer in self.layers:
+                hidden_states = layer(hidden_states, encoded, packing=packing, source_packing=source_packing, **kwargs)
+            return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=packing.unpack(hidden_states))
 
+        if inputs_embeds is None:
+            inputs_embeds = self.embed_tokens(input_ids)
         hidden_states = self._embed(inputs_embeds, position_ids)
         visible = create_causal_mask(
             config=self.config,
@@ -931,6 +988,37 @@ class VaswaniModel(VaswaniPreTrainedModel):
         )
 
 
+class TrainingOutput(Seq2SeqLMOutput):
+    """What the model returns where its loss needs no logits: they are formed when somebody looks at them."""
+
+    form_logits: Callable[[], torch.Tensor] | None = None
+
+    def __getattribute__(self, name: str) -> Any:
+        value = super().__getattribute__(name)
+        if name == "logits" and value is None and self.form_logits is not None:
+            value = self.form_logits()
+            self["logits"] = value
+        return value
+
+    def __getitem__(self, key: Any) -> Any:
+        if key in (0, "loss"):
+            return self.loss
+        _ = self.logits
+        return super().__getitem__(key)
+
+    def to_tuple(self) -> tuple[Any, ...]:
+        """Return everything that is there, in its order.
+
+        Returns
+        -------
+        tuple[Any, ...]
+            Loss, logits, and what else was asked for.
+        """
+        _ = self.logits
+        order = [field.name for field in dataclasses.fields(self)]
+        return tuple(self[name] for name in sorted(self.keys(), key=order.index))
+
+
 class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, VaswaniGenerationMixin):
     """Translate: the model with its projection to words, its loss, and `generate()`.
 
@@ -1029,6 +1117,8 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, VaswaniGenerationM
                 decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
             if decoder_attention_mask is None and decoder_input_ids is not None and past_key_values is None:
                 decoder_attention_mask = self._mask_leading_padding(decoder_input_ids, labels)
+                if self.model.decoder._may_pack(decoder_attention_mask, kwargs):  # what follows the last label is idle
+                    decoder_attention_mask &= (labels != IGNORED).flip(-1).cumsum(-1).flip(-1) > 0
 
         outputs = self.model(
             input_ids=input_ids,
@@ -1044,23 +1134,31 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, VaswaniGenerationM
             use_cache=use_cache,
             **kwargs,
         )
-        logits = self.lm_head(slice_logits_to_keep(outputs.last_hidden_state, logits_to_keep))  # (B, T, V)
-        loss = None
-        if labels is not None:
-            smoothing = self.config.label_smoothing if self.training else 0.0
-            loss = smoothed_cross_entropy(logits, labels, smoothing, num_items_in_batch)
+        states = outputs.last_hidden_state  # (B, T, D)
+        smoothing = self.config.label_smoothing if self.training else 0.0
+        others = {name: outputs[name] for name in outputs if name != "last_hidden_state"}
+        if labels is not None and logits_to_keep == 0 and self._may_pack_loss():
+            real = (labels != IGNORED).flatten().nonzero().squeeze(-1)
+            count = len(real) if num_items_in_batch is None else num_items_in_batch
+            rows, words = states.flatten(0, 1).index_select(0, real), labels.flatten()[real]
+            scale = 1 / max(float(count), 1)
+            output = TrainingOutput(loss=packed_loss(rows, self.lm_head.weight, words, smoothing, scale), **others)
+            output.form_logits = functools.partial(self.lm_head, states)
+            return output
 
-        return Seq2SeqLMOutput(
-            loss=loss,
-            logits=logits,
-            past_key_values=outputs.past_key_values,
-            decoder_hidden_states=outputs.decoder_hidden_states,
-            decoder_attentions=outputs.decoder_attentions,
-            cross_attentions=outputs.cross_attentions,
-            encoder_last_hidden_state=outputs.encoder_last_hidden_state,
-            encoder_hidden_states=outputs.encoder_hidden_states,
-            encoder_attentions=outputs.encoder_attentions,
-        )
+        logits = self.lm_head(slice_logits_to_keep(states, logits_to_keep))  # (B, T, V)
+        loss = None if labels is None else smoothed_cross_entropy(logits, labels, smoothing, num_items_in_batch)
+        return Seq2SeqLMOutput(loss=loss, logits=logits, **others)
+
+    def _may_pack_loss(self) -> bool:
+        """Tell whether the loss may read the matrix of words: in training on a CPU, if nothing wraps it."""
+        head: Any = self.lm_head
+        if not (self.fast_paths and self.training) or torch.compiler.is_compiling() or torch.jit.is_tracing():
+            return False
+        if type(head) is not nn.Linear or "forward" in vars(head) or has_hooks(head) or self._forward_pre_hooks:
+            return False
+        is_plain = type(head.weight) is nn.Parameter and head.weight.device.type == "cpu" and head.bias is None
+        return is_plain and head.weight.dtype in (torch.float32, torch.float64) and not torch.is_autocast_enabled("cpu")
 
     def get_decoder_states(self, **inputs: Any) -> torch.Tensor:
         """Return the decoder's states before their projection to words.

@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from .decoding_vaswani import largest
+from .decoding_vaswani import is_int8, largest
 
-# Columns of a weight that stand together, and numbers of a register, as in the kernels.
-PANEL, LANES = 64, 16
+# Columns of a weight that stand together, numbers of a register, and rounded ones for each of them, as in the kernels.
+PANEL, LANES, BYTES = 64, 16, 4
 # Words of a beam for which the caches have room at first; they double when they are full.
 FIRST_LENGTH = 32
 
@@ -29,7 +29,7 @@ def _fields(kind: Any, names: str) -> list[tuple[str, Any]]:
 
 
 class _Product(ctypes.Structure):
-    _fields_ = _fields(c_void_p, "weights bias")
+    _fields_ = _fields(c_void_p, "weights bias rounded scales sums")
 
 
 class _Norm(ctypes.Structure):
@@ -62,6 +62,7 @@ class _Work(ctypes.Structure):
         *_fields(c_void_p, "source_starts source_keys source_values"),
         *_fields(c_int64, "sentences beams slots"),
         *_fields(c_void_p, "keys values positions used lengths pasts old_pasts states products attended scores"),
+        *_fields(c_void_p, "rounded row_scales"),
     ]
 
 
@@ -86,9 +87,14 @@ def kernels() -> Any:
     library.score_words.argtypes = [*structures, c_int64, c_void_p, c_int64, c_void_p]
     library.rank_scores.argtypes = [c_int64, c_int64, c_int64, c_void_p, c_void_p, c_int64, c_void_p, c_void_p]
     library.rank_words.argtypes = [*structures, c_int64, c_int64, c_void_p, c_void_p, c_void_p, c_void_p]
+    library.attend.argtypes = [c_void_p] * 6
+    library.attend_backward.argtypes = [c_void_p] * 10
+    library.smooth_cross_entropy.argtypes = [c_int64, c_int64, c_int64, c_void_p, c_void_p, c_double, c_void_p]
     library.fingerprint.argtypes = [c_int64, c_int64, c_void_p, c_void_p]
     library.fingerprint.restype = ctypes.c_uint64
-    for name in ("encode", "prepare_source", "decode", "score_words", "rank_scores", "rank_words"):
+    library.has_int8.restype = c_int64
+    inference = "encode prepare_source decode score_words rank_scores rank_words"
+    for name in (*inference.split(), "attend", "attend_backward", "smooth_cross_entropy"):
         getattr(library, name).restype = None
     return library
 
@@ -104,24 +110,39 @@ def fits_kernels(stack: Any) -> bool:
     Returns
     -------
     bool
-        True for the paper's model in single precision, where the kernels were built.
+        True for the paper's model in single precision or rounded to eight bits, where the kernels were built.
     """
-    config = stack.config
-    is_papers = config.position_encoding == "sinusoidal" and isinstance(
-        stack.layers[0].feed_forward.activation, nn.ReLU
-    )
-    return is_papers and stack.embed_tokens.weight.dtype == torch.float32 and kernels() is not None
+    if stack.config.position_encoding != "sinusoidal" or kernels() is None:
+        return False
+    is_papers = isinstance(stack.layers[0].feed_forward.activation, nn.ReLU)
+    kinds = {is_int8(weight) for weight in stack.layers.parameters() if weight.ndim == 2}
+    is_single = stack.embed_tokens.weight.dtype == torch.float32
+    return is_papers and is_single and (kinds == {False} or (kinds == {True} and kernels().has_int8()))
 
 
 def _padded(columns: int) -> int:
     return -(-columns // PANEL) * PANEL
 
 
-def _pack(*layers: nn.Linear) -> torch.Tensor:
-    """Return the weights of layers with the same input as (columns / PANEL, D, PANEL), in one product."""
-    weights = torch.cat([layer.weight.detach() for layer in layers])
-    weights = nn.functional.pad(weights, (0, 0, 0, -len(weights) % PANEL))
-    return weights.unflatten(0, (-1, PANEL)).mT.contiguous()
+def _pack(weight: torch.Tensor) -> torch.Tensor:
+    """Return a weight (columns, D) as (columns / PANEL, D, PANEL)."""
+    weight = nn.functional.pad(weight, (0, 0, 0, -len(weight) % PANEL))
+    return weight.unflatten(0, (-1, PANEL)).mT.contiguous()
+
+
+def _pack_rounded(weight: torch.Tensor) -> torch.Tensor:
+    """Return a rounded weight (columns, D) as (columns / PANEL, D / BYTES, PANEL, BYTES)."""
+    weight = nn.functional.pad(weight, (0, -weight.shape[1] % BYTES, 0, -len(weight) % PANEL))
+    return weight.unflatten(0, (-1, PANEL)).unflatten(-1, (-1, BYTES)).transpose(1, 2).contiguous()
+
+
+def _rounded(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return a weight as whole numbers of eight bits, and what a unit of each row is worth."""
+    if is_int8(weight):
+        rounded: Any = weight
+        return rounded.qdata, rounded.scale.flatten().float()
+    scale = (weight.abs().amax(dim=1) / 127).clamp(min=torch.finfo(weight.dtype).tiny)
+    return (weight / scale.unsqueeze(-1)).round().to(torch.int8), scale
 
 
 class PackedStack:
@@ -140,6 +161,7 @@ class PackedStack:
     def __init__(self, stack: Any, output: nn.Linear | None) -> None:
         config = stack.config
         self._copies: list[torch.Tensor] = []
+        self._is_int8 = is_int8(stack.layers[0].self_attn.q_proj.weight)
         self._state = self._state_of(stack, output)
         self._layers = (_Layer * len(stack.layers))(*[self._layer(layer) for layer in stack.layers])
         self.structure = _Stack(
@@ -184,9 +206,10 @@ class PackedStack:
     @staticmethod
     def _state_of(stack: Any, output: nn.Linear | None) -> tuple[list[int], int]:
         """Return what changes with the weights: their addresses, and a sum over all that are copied."""
-        copied = [*stack.layers.parameters(), *(() if output is None else output.parameters())]
+        weights: list[Any] = [*stack.layers.parameters(), *(() if output is None else output.parameters())]
+        copied = [weight.qdata if is_int8(weight) else weight for weight in weights]
         addresses = [weight.data_ptr() for weight in copied]
-        sizes = [weight.numel() for weight in copied]
+        sizes = [weight.nbytes // 4 for weight in copied]
         array = c_int64 * len(copied)
         sum_of_all = kernels().fingerprint(torch.get_num_threads(), len(copied), array(*addresses), array(*sizes))
         return [stack.embed_tokens.weight.data_ptr(), *addresses], sum_of_all
@@ -229,12 +252,24 @@ class PackedStack:
         return structure
 
     def _product(self, *layers: nn.Linear) -> _Product:
-        self._copies.append(_pack(*layers))
-        structure = _Product(weights=self._copies[-1].data_ptr())
+        """Join layers with the same input in one product."""
+        weights = [layer.weight.detach() for layer in layers]
+        structure = _Product()
+        if self._is_int8:
+            numbers, scales = (torch.cat(each) for each in zip(*map(_rounded, weights), strict=True))
+            missing = (0, -len(scales) % PANEL)
+            structure.rounded = self._keep(_pack_rounded(numbers))
+            structure.scales = self._keep(nn.functional.pad(scales, missing))
+            structure.sums = self._keep(nn.functional.pad(128 * numbers.sum(dim=1, dtype=torch.int32), missing))
+        else:
+            structure.weights = self._keep(_pack(torch.cat(weights)))
         if layers[0].bias is not None:
-            self._copies.append(torch.cat([layer.bias.detach() for layer in layers]))
-            structure.bias = self._copies[-1].data_ptr()
+            structure.bias = self._keep(torch.cat([layer.bias.detach() for layer in layers]))
         return structure
+
+    def _keep(self, tensor: torch.Tensor) -> int:
+        self._copies.append(tensor)
+        return tensor.data_ptr()
 
     @staticmethod
     def _norm(norm: Any) -> _Norm:
@@ -277,6 +312,10 @@ class _Room:
         self["products"] = torch.empty(rows, widest)
         self["attended"] = torch.empty(rows, values)
         self["scores"] = torch.empty(work.threads, max(longest_past, work.source_width))
+        self["rounded"] = torch.empty(
+            rows, max(_padded(config.d_ff), _padded(max(config.d_model, values))), dtype=torch.uint8
+        )
+        self["row_scales"] = torch.empty(rows)
 
 
 def largest_of_rows(scores: torch.Tensor, places: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:

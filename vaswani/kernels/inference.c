@@ -26,6 +26,14 @@ enum {
 
 struct product {
     const float *weights, *bias; /* (columns / PANEL, depth, PANEL), and (columns) or null */
+    const int8_t *rounded;       /* instead of `weights`: (columns / PANEL, depth / BYTES, PANEL, BYTES) */
+    const float *scales;         /* (columns padded): what a unit of `rounded` is worth */
+    const int32_t *sums;         /* (columns padded): 128 times the sum of each column of `rounded` */
+};
+
+struct rounded_rows {
+    uint8_t *numbers; /* (rows, depth padded to BYTES) */
+    float *scales;    /* (rows) */
 };
 
 struct norm {
@@ -62,9 +70,12 @@ struct work {
     int64_t *used, *lengths;      /* (B): slots in use, and words so far */
     int32_t *pasts, *old_pasts;   /* (B, Q, slots): the slots of each beam's own words; (Q, slots) */
     float *states, *products, *attended, *scores; /* (R, D), (R, widest), (R, H U), (threads, longest past or S) */
+    struct rounded_rows rounded;  /* of the left side of a product with rounded weights */
 };
 
 static int64_t padded(int64_t columns) { return (columns + PANEL - 1) / PANEL * PANEL; }
+
+#include "int8.h"
 
 /* Matrix products */
 
@@ -124,19 +135,39 @@ static void multiply_panel(
     }
 }
 
+/* Prepare rows for products, among the threads of a parallel region. */
+static void prepare(
+    const struct work *work, struct product product, const float *left, int64_t left_stride, int64_t rows, int64_t depth)
+{
+    if (product.rounded) round_rows(left, left_stride, rows, depth, work->rounded);
+}
+
+/* Multiply prepared rows by one panel of a weight. */
+static void multiply_columns(
+    const struct work *work, struct product product, const float *left, int64_t left_stride, int64_t row, int64_t rows,
+    int64_t column, int64_t depth, int64_t columns, float *result, int64_t stride)
+{
+    if (product.rounded)
+        multiply_rounded_panel(work->rounded, row, rows, product, column, depth, columns, result, stride);
+    else
+        multiply_panel(
+            left + row * left_stride, left_stride, rows, product.weights + column * depth, depth,
+            product.bias ? product.bias + column : 0, columns - column, result, stride);
+}
+
 /* Multiply (rows, depth) by (depth, columns) among the threads of a parallel region. */
 static void multiply(
-    const float *left, int64_t left_stride, int64_t rows, struct product product, int64_t depth, int64_t columns,
-    float *result)
+    const struct work *work, const float *left, int64_t left_stride, int64_t rows, struct product product,
+    int64_t depth, int64_t columns, float *result)
 {
     int64_t stride = padded(columns);
+    prepare(work, product, left, left_stride, rows, depth);
 #pragma omp for collapse(2) schedule(static)
     for (int64_t column = 0; column < columns; column += PANEL)
         for (int64_t row = 0; row < rows; row += ROW_BLOCK)
-            multiply_panel(
-                left + row * left_stride, left_stride, min(rows - row, ROW_BLOCK), product.weights + column * depth,
-                depth, product.bias ? product.bias + column : 0, columns - column, result + row * stride + column,
-                stride);
+            multiply_columns(
+                work, product, left, left_stride, row, min(rows - row, ROW_BLOCK), column, depth, columns,
+                result + row * stride + column, stride);
 }
 
 /* Normalise the sum of states and a sub-layer's output, among the threads of a parallel region. */
@@ -220,7 +251,7 @@ static void finish_attention(
     const struct stack *stack, struct work *work, struct product output, struct norm norm, int64_t rows)
 {
     int64_t width = stack->heads * stack->value_width;
-    multiply(work->attended, width, rows, output, width, stack->width, work->products);
+    multiply(work, work->attended, width, rows, output, width, stack->width, work->products);
     add_and_normalise(stack, norm, rows, work->products, work->states);
 }
 
@@ -228,10 +259,10 @@ static void feed_forward(const struct stack *stack, struct work *work, const str
 {
     int64_t stride = padded(stack->inner_width);
     float *inner = work->products, *outer = work->products + rows * stride;
-    multiply(work->states, stack->width, rows, layer->inner, stack->width, stack->inner_width, inner);
+    multiply(work, work->states, stack->width, rows, layer->inner, stack->width, stack->inner_width, inner);
 #pragma omp for schedule(static)
     for (int64_t at = 0; at < rows * stride; at++) inner[at] = inner[at] > 0 ? inner[at] : 0;
-    multiply(inner, stride, rows, layer->outer, stack->inner_width, stack->width, outer);
+    multiply(work, inner, stride, rows, layer->outer, stack->inner_width, stack->width, outer);
     add_and_normalise(stack, layer->norm, rows, outer, work->states);
 }
 
@@ -276,7 +307,7 @@ void encode(const struct stack *stack, struct work *work)
     int64_t rows = work->source_starts[work->sentences], columns = 2 * keys + values, places = work->source_width;
 #pragma omp parallel num_threads(threads_for(stack, work, rows))
     for (const struct layer *layer = stack->layer; layer < stack->layer + stack->layers; layer++) {
-        multiply(work->states, stack->width, rows, layer->own_input, stack->width, columns, work->products);
+        multiply(work, work->states, stack->width, rows, layer->own_input, stack->width, columns, work->products);
         store_source(
             stack, work, work->products + keys, padded(columns), work->source_keys, work->source_values);
         for (int64_t sentence = 0; sentence < work->sentences; sentence++) {
@@ -302,7 +333,7 @@ void prepare_source(const struct stack *stack, struct work *work, const float *e
 #pragma omp parallel num_threads(threads_for(stack, work, rows))
     for (int64_t number = 0; number < stack->layers; number++) {
         multiply(
-            encoded, stack->width, rows, stack->layer[number].source_input, stack->width, keys + values,
+            work, encoded, stack->width, rows, stack->layer[number].source_input, stack->width, keys + values,
             work->products);
         store_source(
             stack, work, work->products, padded(keys + values), work->source_keys + number * keys * places,
@@ -338,7 +369,7 @@ void decode(
 #pragma omp parallel num_threads(threads_for(stack, work, rows))
     for (int64_t number = 0; number < stack->layers; number++) {
         const struct layer *layer = stack->layer + number;
-        multiply(work->states, stack->width, rows, layer->own_input, stack->width, columns, work->products);
+        multiply(work, work->states, stack->width, rows, layer->own_input, stack->width, columns, work->products);
 #pragma omp for schedule(static)
         for (int64_t at = 0; at < sentences; at++) {
             int64_t sentence = number * work->sentences + chosen[at];
@@ -361,7 +392,7 @@ void decode(
         }
         finish_attention(stack, work, layer->own_output, layer->own_norm, rows);
 
-        multiply(work->states, stack->width, rows, layer->source_query, stack->width, keys, work->products);
+        multiply(work, work->states, stack->width, rows, layer->source_query, stack->width, keys, work->products);
 #pragma omp for schedule(static)
         for (int64_t row = 0; row < rows; row++) {
             int64_t sentence = chosen[row / queries];
@@ -377,14 +408,12 @@ void decode(
     }
 }
 
-/* Multiply the first rows of `states` by one panel of the words' matrix: scores (rows, PANEL). */
+/* Multiply some prepared rows of `states` by one panel of the words' matrix: scores (rows, PANEL). */
 static void score_panel(
-    const struct stack *stack, const struct work *work, int64_t first_row, int64_t rows, int64_t first_word,
-    float *scores)
+    const struct stack *stack, const struct work *work, int64_t row, int64_t rows, int64_t word, float *scores)
 {
-    multiply_panel(
-        work->states + first_row * stack->width, stack->width, rows, stack->output.weights + first_word * stack->width,
-        stack->width, 0, 0, scores, PANEL);
+    multiply_columns(
+        work, stack->output, work->states, stack->width, row, rows, word, stack->width, stack->words, scores, PANEL);
 }
 
 /* Score every word after each of the first rows of `states`; row i of the result is row places[i] of `scores`, with
@@ -396,6 +425,7 @@ void score_words(
     int64_t words = stack->words;
 #pragma omp parallel num_threads(work->threads)
     {
+        prepare(work, stack->output, work->states, stack->width, rows, stack->width);
 #pragma omp for schedule(static)
         for (int64_t word = 0; word < words; word += PANEL)
             for (int64_t row = 0; row < rows; row += ROW_BLOCK) {
@@ -486,6 +516,7 @@ void rank_words(
 {
     int64_t panels = padded(stack->words) / PANEL, shares = min(work->threads, panels);
 #define RANKING(AT) ((struct ranking){best + (AT) * count, words + (AT) * count, largest + (AT), sums + (AT)})
+    prepare(work, stack->output, work->states, stack->width, rows, stack->width);
 #pragma omp parallel for num_threads(shares) schedule(static)
     for (int64_t share = 0; share < shares; share++) {
         for (int64_t at = share * rows; at < (share + 1) * rows; at++) {
@@ -525,6 +556,9 @@ void rank_words(
     }
 #undef RANKING
 }
+
+/* Tell whether this machine multiplies rounded weights. */
+int64_t has_int8(void) { return __builtin_cpu_supports("avx512vnni") != 0; }
 
 /* Return a number that changes with any single number of the given tensors. */
 uint64_t fingerprint(int64_t threads, int64_t tensors, const uint32_t *const *numbers, const int64_t *sizes)

@@ -1,0 +1,232 @@
+"""Training on real words only: the same loss and gradients as with padding, and nobody's layer or hook is skipped."""
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from tests.conftest import SHAPES, ragged_batch, tiny_model
+from vaswani import VaswaniForConditionalGeneration, packing_vaswani
+from vaswani.modeling_vaswani import smoothed_cross_entropy
+from vaswani.native_vaswani import kernels
+from vaswani.packing_vaswani import Packing, packed_loss
+
+PRECISIONS = {"kernels": torch.float32, "torch": torch.float64}  # kernels have single precision only
+
+
+def trained_once(model: VaswaniForConditionalGeneration, fast: bool, **batch: object):
+    """Return the loss, the gradients and the output of one step without padding, or with it."""
+    model.set_fast_paths(fast)
+    model.zero_grad()
+    output = model(**batch)
+    output.loss.backward()
+    gradients = {name: weight.grad.clone() for name, weight in model.named_parameters() if weight.grad is not None}
+    return output.loss.detach(), gradients, output
+
+
+def assert_trains_alike(model: VaswaniForConditionalGeneration, packings: list[Packing], **batch: object) -> None:
+    loss, gradients, output = trained_once(model, True, **batch)
+    assert len(packings) == 3  # the source, the target, and the source for the target
+    plain_loss, plain_gradients, plain_output = trained_once(model, False, **batch)
+    assert len(packings) == 3
+    assert_close(loss, plain_loss, rtol=1e-5, atol=0)
+    assert gradients.keys() == plain_gradients.keys()
+    assert_close(gradients, plain_gradients, rtol=1e-4, atol=2e-6)
+    real = batch["labels"] != -100
+    assert_close(output.logits[real], plain_output.logits[real], rtol=1e-4, atol=1e-5)
+
+
+@pytest.fixture
+def packings(monkeypatch: pytest.MonkeyPatch) -> list[Packing]:
+    """Collect the packings that are made."""
+    made: list[Packing] = []
+    begin = Packing.__init__
+
+    def counted(self, mask) -> None:
+        made.append(self)
+        begin(self, mask)
+
+    monkeypatch.setattr(Packing, "__init__", counted)
+    return made
+
+
+def model_in(path: str, **changes: object) -> VaswaniForConditionalGeneration:
+    if path == "kernels" and kernels() is None:
+        pytest.skip("the kernels were not built")
+    return tiny_model(label_smoothing=0.1, **changes).to(PRECISIONS[path]).train()
+
+
+def left_padded(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Move the padding of a batch to the left."""
+    moved = {}
+    for name, of in (("input_ids", "attention_mask"), ("attention_mask", "attention_mask"), ("labels", "labels")):
+        lengths = (
+            ((batch[of] != -100) & (batch[of] != 0)).sum(-1) if of == "attention_mask" else (batch[of] != -100).sum(-1)
+        )
+        moved[name] = torch.stack([row.roll(len(row) - int(n)) for row, n in zip(batch[name], lengths, strict=True)])
+    return moved
+
+
+# --- the same loss and the same gradients
+
+
+@pytest.mark.parametrize("path", PRECISIONS)
+@pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.parametrize("options", SHAPES.values(), ids=SHAPES.keys())
+def test_loss_and_gradients_are_those_of_the_padded_batch(options, side: str, path: str, packings) -> None:
+    batch = ragged_batch()
+    assert_trains_alike(model_in(path, **options), packings, **(batch if side == "right" else left_padded(batch)))
+
+
+@pytest.mark.parametrize("path", PRECISIONS)
+def test_any_batch_of_the_trainer_trains_alike(path: str, packings) -> None:
+    batch = ragged_batch()
+    holes = batch["labels"].clone()
+    holes[0, 1] = -100  # a word that is given, but not asked for
+    empty = {name: torch.cat((rows, rows[:1])) for name, rows in batch.items()}
+    empty["labels"][-1] = -100
+    embedded = {name: rows for name, rows in batch.items() if name != "input_ids"}
+    embedded["inputs_embeds"] = torch.randn(*batch["input_ids"].shape, 16, dtype=PRECISIONS[path])
+    part_of_more = {**batch, "num_items_in_batch": torch.tensor(40)}
+    without_mask = {name: rows for name, rows in batch.items() if name != "attention_mask"}
+    for changed in ({**batch, "labels": holes}, empty, embedded, part_of_more, without_mask):
+        packings.clear()
+        assert_trains_alike(model_in(path), packings, **changed)
+
+
+@pytest.mark.parametrize("path", PRECISIONS)
+def test_checkpointed_layers_train_alike(path: str, packings) -> None:
+    model = model_in(path)
+    model.gradient_checkpointing_enable()
+    assert_trains_alike(model, packings, **ragged_batch())
+
+
+@pytest.mark.parametrize("path", PRECISIONS)
+def test_long_and_many_sentences_train_alike(path: str, packings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packing_vaswani, "ROWS_OF_LOGITS", 7)
+    generator = torch.Generator().manual_seed(3)
+    lengths = torch.tensor([[70, 33], [1, 50], [17, 16], [16, 1], [40, 81]])
+    batch = {
+        "input_ids": torch.randint(3, 41, (5, 70), generator=generator),
+        "attention_mask": (torch.arange(70) < lengths[:, :1]).long(),
+        "labels": torch.randint(3, 41, (5, 81), generator=generator),
+    }
+    batch["labels"][torch.arange(81) >= lengths[:, 1:]] = -100
+    assert_trains_alike(model_in(path, d_k=20, d_v=33), packings, **batch)
+
+
+@pytest.mark.parametrize("path", PRECISIONS)
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_the_loss_is_that_of_all_logits(smoothing: float, path: str) -> None:
+    states = torch.randn(300, 16, dtype=PRECISIONS[path], requires_grad=True)
+    words = torch.randn(41, 16, dtype=PRECISIONS[path], requires_grad=True)
+    labels = torch.randint(0, 41, (300,))
+    loss = 3 * packed_loss(states, words, labels, smoothing, 1 / 7)
+    expected = 3 * smoothed_cross_entropy(states @ words.t(), labels, smoothing, 7)
+    assert_close(loss, expected)
+    gradients = torch.autograd.grad(loss, (states, words))
+    assert_close(gradients, torch.autograd.grad(expected, (states, words)), rtol=1e-4, atol=1e-5)
+
+
+def test_labels_outside_the_vocabulary_are_an_error() -> None:
+    batch = ragged_batch()
+    for word in (-7, 41):
+        batch["labels"][0, 0] = word
+        decoder_input_ids = batch["labels"].clamp(0, 40)
+        with pytest.raises(ValueError, match=r"labels has words from .* the vocabulary has 0 to 40"):
+            model_in("torch")(**batch, decoder_input_ids=decoder_input_ids)
+
+
+def test_dropout_on_attention_weights_is_there(packings) -> None:
+    model = model_in("torch", attention_dropout=0.5)
+    losses = [model(**ragged_batch()).loss.item() for _ in range(2)]
+    assert len(packings) == 6
+    assert losses[0] != losses[1]
+
+
+# --- logits
+
+
+def test_logits_are_formed_when_somebody_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = model_in("torch")
+    widths: list[int] = []
+    project = torch.nn.Linear.forward
+    monkeypatch.setattr(
+        torch.nn.Linear, "forward", lambda self, x: (widths.append(len(self.weight)), project(self, x))[1]
+    )
+    output = model(**ragged_batch())
+    assert output["loss"] is output[0] is output.loss
+    assert "logits" not in output
+    assert 41 not in widths
+    assert output.logits.shape == (3, 6, 41)
+    assert output["logits"] is output[1] is output.to_tuple()[1] is output.logits
+    assert widths.count(41) == 1
+    loss, logits, *_ = model(**ragged_batch(), return_dict=False)
+    assert loss.shape == ()
+    assert logits.shape == (3, 6, 41)
+
+
+# --- nothing is skipped
+
+
+def test_layers_that_are_watched_see_padded_batches(packings) -> None:
+    shapes: list[torch.Size] = []
+    model = model_in("torch")
+    hook = model.model.decoder.layers[0].register_forward_hook(
+        lambda module, inputs, output: shapes.append(output.shape)
+    )
+    expected = model(**ragged_batch()).loss
+    assert shapes == [(3, 6, 16)]
+    assert len(packings) == 1  # the encoder's: nobody watches it
+    hook.remove()
+    assert_close(model(**ragged_batch()).loss, expected)
+
+
+def test_adapters_train_alike(packings) -> None:
+    from peft import LoraConfig, get_peft_model
+
+    for target in (["q_proj"], ["lm_head"], ["q_proj", "lm_head", "fc1"]):
+        model = model_in("torch", tie_word_embeddings=False)
+        adapted = get_peft_model(model, LoraConfig(target_modules=target, init_lora_weights=False)).double().train()
+        plain = [trained_once(model, fast, **ragged_batch()) for fast in (True, False)]
+        assert_close(plain[0][0], plain[1][0], rtol=1e-5, atol=0)
+        assert_close(plain[0][1], plain[1][1], rtol=1e-4, atol=2e-6)
+        assert any("lora_A" in name and gradient.any() for name, gradient in plain[0][1].items())
+        del adapted
+    assert len(packings) == 9
+
+
+def test_a_layer_of_another_kind_is_called() -> None:
+    class Doubled(torch.nn.Linear):
+        def forward(self, inputs):
+            return 2 * super().forward(inputs)
+
+    for name in ("lm_head", "model.decoder.layers.0.feed_forward.fc1"):
+        model = model_in("torch", tie_word_embeddings=False)
+        layer = model.get_submodule(name)
+        doubled = Doubled(layer.in_features, layer.out_features, bias=layer.bias is not None).to(layer.weight)
+        doubled.load_state_dict(layer.state_dict())
+        before = model(**ragged_batch()).loss
+        model.set_submodule(name, doubled)
+        losses = [trained_once(model, fast, **ragged_batch())[0] for fast in (True, False)]
+        assert_close(losses[0], losses[1], rtol=1e-5, atol=0)
+        assert losses[0] != before
+
+
+def test_evaluation_and_the_switch_leave_the_batch_padded(packings) -> None:
+    model = model_in("torch")
+    model.eval()(**ragged_batch())
+    model.train().set_fast_paths(False)
+    model(**ragged_batch())
+    assert packings == []
+
+
+@pytest.mark.process
+def test_compiled_and_exported_models_are_padded(packings) -> None:
+    model = model_in("torch")
+    expected = model(**ragged_batch()).loss
+    packings.clear()
+    torch.compiler.reset()
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)(**ragged_batch())
+    assert_close(compiled.loss, expected, rtol=1e-5, atol=0)
+    torch.export.export(model, (), kwargs=ragged_batch(), strict=False)
+    assert packings == []

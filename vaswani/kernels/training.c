@@ -1,0 +1,208 @@
+/* Attention among the words of each sentence of a packed batch, and the gradient of the loss, for `packing_vaswani.py`.
+
+   What this gains over torch: attention without padding, masks and copies, and one pass over the scores of all words
+   instead of several. A row is a word; the words of all sentences stand one after the other. */
+
+#include "common.h"
+
+/* One tensor of rows with heads side by side. */
+struct rows {
+    float *first;
+    int64_t stride;
+};
+
+struct packed {
+    int64_t threads, sentences, heads, key_width, value_width, is_causal;
+    double scaling;
+    const int64_t *query_starts, *key_starts; /* (sentences + 1) */
+};
+
+static float *room_for(int64_t numbers) { return aligned_alloc(64, (numbers + LANES) * sizeof(float) / 64 * 64 + 64); }
+static int64_t lanes_for(int64_t length) { return (length + LANES - 1) / LANES * LANES; }
+
+static int64_t longest(const int64_t *starts, int64_t sentences)
+{
+    int64_t most = 0;
+    for (int64_t at = 0; at < sentences; at++) most = max(most, starts[at + 1] - starts[at]);
+    return most;
+}
+
+/* Copy one head of some rows, transposed to (width, lanes), with zeros after the last row. */
+static void transpose(struct rows from, int64_t length, int64_t width, float *to)
+{
+    int64_t lanes = lanes_for(length);
+    memset(to, 0, width * lanes * sizeof(float));
+    for (int64_t row = 0; row < length; row++)
+        for (int64_t at = 0; at < width; at++) to[at * lanes + row] = from.first[row * from.stride + at];
+}
+
+/* Products of one row with the columns of a transposed matrix (width, lanes), up to column `length`. */
+static void multiply_row(const float *row, const float *transposed, int64_t width, int64_t lanes, int64_t length, float *products)
+{
+    int64_t from = 0;
+    for (; from + 2 * LANES <= lanes_for(length); from += 2 * LANES) {
+        vec first = {0}, second = {0};
+        for (int64_t at = 0; at < width; at++) {
+            first += row[at] * *(const vec *)(transposed + at * lanes + from);
+            second += row[at] * *(const vec *)(transposed + at * lanes + from + LANES);
+        }
+        *(vec *)(products + from) = first;
+        *(vec *)(products + from + LANES) = second;
+    }
+    for (; from < length; from += LANES) {
+        vec total = {0};
+        for (int64_t at = 0; at < width; at++) total += row[at] * *(const vec *)(transposed + at * lanes + from);
+        *(vec *)(products + from) = total;
+    }
+}
+
+/* Add up some rows, each times its factor; factors stand `factor_stride` apart. */
+static void combine_rows(
+    struct rows rows, int64_t length, const float *factors, int64_t factor_stride, int64_t width, float *result)
+{
+    int64_t at = 0;
+    for (; at + 2 * LANES <= width; at += 2 * LANES) {
+        vec first = {0}, second = {0};
+        for (int64_t row = 0; row < length; row++) {
+            const float *values = rows.first + row * rows.stride + at;
+            float factor = factors[row * factor_stride];
+            first += factor * *(const vec *)values;
+            second += factor * *(const vec *)(values + LANES);
+        }
+        *(vec *)(result + at) = first;
+        *(vec *)(result + at + LANES) = second;
+    }
+    for (; at < width; at++) {
+        float sum = 0;
+        for (int64_t row = 0; row < length; row++) sum += factors[row * factor_stride] * rows.first[row * rows.stride + at];
+        result[at] = sum;
+    }
+}
+
+static struct rows part(struct rows rows, int64_t row, int64_t column)
+{
+    return (struct rows){rows.first + row * rows.stride + column, rows.stride};
+}
+
+/* What Python calls */
+
+/* Attend, and keep for each row and head the logarithm of the sum that divides its weights. */
+void attend(
+    const struct packed *packed, const struct rows *queries, const struct rows *keys, const struct rows *values,
+    const struct rows *attended, float *log_sums)
+{
+    int64_t lanes = lanes_for(longest(packed->key_starts, packed->sentences)), key_width = packed->key_width;
+    int64_t value_width = packed->value_width;
+#pragma omp parallel num_threads(packed->threads)
+    {
+        float *transposed = room_for((key_width + 1) * lanes), *weights = transposed + key_width * lanes;
+#pragma omp for collapse(2) schedule(dynamic, 4)
+        for (int64_t sentence = 0; sentence < packed->sentences; sentence++)
+            for (int64_t head = 0; head < packed->heads; head++) {
+                int64_t first = packed->query_starts[sentence], end = packed->query_starts[sentence + 1];
+                int64_t first_key = packed->key_starts[sentence];
+                int64_t length = packed->key_starts[sentence + 1] - first_key;
+                transpose(part(*keys, first_key, head * key_width), length, key_width, transposed);
+                struct rows own_values = part(*values, first_key, head * value_width);
+                for (int64_t row = first; row < end; row++) {
+                    int64_t seen = packed->is_causal ? row - first + 1 : length;
+                    multiply_row(
+                        queries->first + row * queries->stride + head * key_width, transposed, key_width,
+                        lanes_for(length), seen, weights);
+                    for (int64_t at = 0; at < seen; at++) weights[at] *= (float)packed->scaling;
+                    log_sums[row * packed->heads + head] = softmax(weights, seen);
+                    combine_rows(
+                        own_values, seen, weights, 1, value_width,
+                        attended->first + row * attended->stride + head * value_width);
+                }
+            }
+        free(transposed);
+    }
+}
+
+/* Form the gradients of queries, keys and values from that of what was attended to. */
+void attend_backward(
+    const struct packed *packed, const struct rows *queries, const struct rows *keys, const struct rows *values,
+    const struct rows *attended, const float *log_sums, const struct rows *attended_grad, const struct rows *query_grad,
+    const struct rows *key_grad, const struct rows *value_grad)
+{
+    int64_t lanes = lanes_for(longest(packed->key_starts, packed->sentences));
+    int64_t most_rows = longest(packed->query_starts, packed->sentences);
+    int64_t key_width = packed->key_width, value_width = packed->value_width;
+#pragma omp parallel num_threads(packed->threads)
+    {
+        float *keys_transposed = room_for((key_width + value_width + 2 * most_rows) * lanes);
+        float *values_transposed = keys_transposed + key_width * lanes;
+        float *weights = values_transposed + value_width * lanes, *grads = weights + most_rows * lanes;
+#pragma omp for collapse(2) schedule(dynamic, 4)
+        for (int64_t sentence = 0; sentence < packed->sentences; sentence++)
+            for (int64_t head = 0; head < packed->heads; head++) {
+                int64_t first = packed->query_starts[sentence], rows = packed->query_starts[sentence + 1] - first;
+                int64_t first_key = packed->key_starts[sentence];
+                int64_t length = packed->key_starts[sentence + 1] - first_key, own_lanes = lanes_for(length);
+                struct rows own_keys = part(*keys, first_key, head * key_width);
+                struct rows own_queries = part(*queries, first, head * key_width);
+                struct rows own_grads = part(*attended_grad, first, head * value_width);
+                transpose(own_keys, length, key_width, keys_transposed);
+                transpose(part(*values, first_key, head * value_width), length, value_width, values_transposed);
+                for (int64_t row = 0; row < rows; row++) {
+                    int64_t seen = packed->is_causal ? row + 1 : length;
+                    float *weight = weights + row * own_lanes, *grad = grads + row * own_lanes;
+                    const float *output_grad = own_grads.first + row * own_grads.stride;
+                    const float *output = attended->first + (first + row) * attended->stride + head * value_width;
+                    float log_sum = log_sums[(first + row) * packed->heads + head], mean = 0;
+                    multiply_row(
+                        own_queries.first + row * own_queries.stride, keys_transposed, key_width, own_lanes, seen, weight);
+                    multiply_row(output_grad, values_transposed, value_width, own_lanes, seen, grad);
+#pragma omp simd reduction(+ : mean)
+                    for (int64_t at = 0; at < value_width; at++) mean += output[at] * output_grad[at];
+#pragma omp simd
+                    for (int64_t at = 0; at < seen; at++) {
+                        weight[at] = exponential(weight[at] * (float)packed->scaling - log_sum);
+                        grad[at] = weight[at] * (grad[at] - mean) * (float)packed->scaling;
+                    }
+                    combine_rows(
+                        own_keys, seen, grad, 1, key_width,
+                        query_grad->first + (first + row) * query_grad->stride + head * key_width);
+                }
+                for (int64_t key = 0; key < length; key++) {
+                    int64_t before = packed->is_causal ? min(key, rows) : 0; /* rows that do not see it */
+                    const float *grad = grads + before * own_lanes + key, *weight = weights + before * own_lanes + key;
+                    combine_rows(
+                        part(own_queries, before, 0), rows - before, grad, own_lanes, key_width,
+                        key_grad->first + (first_key + key) * key_grad->stride + head * key_width);
+                    combine_rows(
+                        part(own_grads, before, 0), rows - before, weight, own_lanes, value_width,
+                        value_grad->first + (first_key + key) * value_grad->stride + head * value_width);
+                }
+            }
+        free(keys_transposed);
+    }
+}
+
+/* Turn scores (rows, words) into the gradient of the smoothed cross-entropy, in place, and return the loss of each
+   row: the right word shall have probability 1 - words * smoothing + smoothing, each other one `smoothing`. */
+void smooth_cross_entropy(
+    int64_t threads, int64_t rows, int64_t words, float *scores, const int64_t *labels, double smoothing,
+    double *losses)
+{
+    double right = 1 - (words - 1) * smoothing;
+#pragma omp parallel for num_threads(threads) schedule(static)
+    for (int64_t row = 0; row < rows; row++) {
+        float *score = scores + row * words;
+        float most = -INFINITY, total = 0, sum = 0;
+#pragma omp simd reduction(max : most) reduction(+ : total)
+        for (int64_t at = 0; at < words; at++) {
+            most = score[at] > most ? score[at] : most;
+            total += score[at];
+        }
+        float right_score = score[labels[row]];
+#pragma omp simd reduction(+ : sum)
+        for (int64_t at = 0; at < words; at++) sum += score[at] = exponential(score[at] - most);
+        float factor = 1 / sum, other = smoothing;
+#pragma omp simd
+        for (int64_t at = 0; at < words; at++) score[at] = score[at] * factor - other;
+        score[labels[row]] += smoothing - right;
+        losses[row] = most + log(sum) - (right - smoothing) * right_score - smoothing * total;
+    }
+}
