@@ -10,6 +10,7 @@ Set `VASWANI_AUTOLOAD=0` to switch it off.
 
 import os
 import sys
+from collections.abc import Callable
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -58,7 +59,9 @@ class LazyTable(dict[str, object]):
 
 
 class WatchedSpec(ModuleSpec):
-    """Tell when the module that is being loaded is done, and place our entry then."""
+    """Tell when the module that is being loaded is done, and call what waits for it then."""
+
+    actions: list[Callable[[ModuleType], None]]
 
     def __setattr__(self, name: str, value: object) -> None:
         """Notice how Python marks the module as loaded.
@@ -71,24 +74,29 @@ class WatchedSpec(ModuleSpec):
             Its new value.
         """
         super().__setattr__(name, value)
-        if name == "_initializing" and not value:
-            _place_entry(sys.modules[self.name])
+        if name == "_initializing" and not value and self.name in sys.modules:
+            for action in self.actions:
+                action(sys.modules[self.name])
+            self.actions.clear()
 
 
-class TableFinder:
-    """Wait for the import of the modules with the tables, and place our entries once they are loaded.
+class WaitingFinder:
+    """Wait for the import of a module, and call a function once it is loaded.
 
     Parameters
     ----------
-    module_names : set[str]
-        The modules to wait for.
+    module_name : str
+        The module to wait for.
+    action : Callable[[ModuleType], None]
+        The function, which gets the module.
     """
 
-    def __init__(self, module_names: set[str]) -> None:
-        self.module_names = module_names
+    def __init__(self, module_name: str, action: Callable[[ModuleType], None]) -> None:
+        self.module_name = module_name
+        self.action = action
 
     def find_spec(self, name: str, *args: Any) -> ModuleSpec | None:
-        """Have the loader of an awaited module place our entry when it is done.
+        """Have the loader of the awaited module call the function when it is done.
 
         Parameters
         ----------
@@ -102,28 +110,48 @@ class TableFinder:
         ModuleSpec | None
             How to load the module, or None to leave it to the other finders.
         """
-        if name not in self.module_names:
+        if name != self.module_name:
             return None
         try:
             found = (finder.find_spec(name, *args) for finder in sys.meta_path if finder is not self)
             spec = next((spec for spec in found if spec is not None), None)
             if spec is not None and spec.loader is not None:
-                self._place_entry_after(spec.loader)
+                self._act_after(spec.loader)
         except Exception:
             return None
         return spec
 
-    def _place_entry_after(self, loader: "Loader") -> None:
+    def _act_after(self, loader: "Loader") -> None:
         execute = loader.exec_module
 
-        def execute_and_place(module: ModuleType) -> None:
+        def execute_and_act(module: ModuleType) -> None:
             execute(module)
-            _place_entry(module)
-            self.module_names.discard(module.__name__)
-            if not self.module_names and self in sys.meta_path:
+            if self in sys.meta_path:
                 sys.meta_path.remove(self)
+            self.action(module)
 
-        loader.exec_module = execute_and_place  # type: ignore[method-assign]
+        loader.exec_module = execute_and_act  # type: ignore[method-assign]
+
+
+def after_import(module_name: str, action: Callable[[ModuleType], None]) -> None:
+    """Call a function with a module: now, if it is loaded, and else as soon as it is.
+
+    Parameters
+    ----------
+    module_name : str
+        Full name of the module. It is not imported for this.
+    action : Callable[[ModuleType], None]
+        The function. What it raises goes to whoever imports the module.
+    """
+    module = sys.modules.get(module_name)
+    spec: Any = getattr(module, "__spec__", None)
+    if module is None:
+        sys.meta_path.insert(0, WaitingFinder(module_name, action))
+    elif getattr(spec, "_initializing", False):  # it is being imported at this moment, further up the stack
+        spec.__class__ = WatchedSpec
+        spec.actions = [*getattr(spec, "actions", []), action]
+    else:
+        action(module)
 
 
 def install() -> None:
@@ -131,15 +159,8 @@ def install() -> None:
     try:
         if os.environ.get("VASWANI_AUTOLOAD") == "0":
             return
-        loaded = TABLES.keys() & sys.modules.keys()
-        for name in loaded:
-            spec = sys.modules[name].__spec__
-            if getattr(spec, "_initializing", False):  # transformers imports torch while it loads its tables
-                spec.__class__ = WatchedSpec
-            else:
-                _place_entry(sys.modules[name])
-        if awaited := TABLES.keys() - loaded:
-            sys.meta_path.insert(0, TableFinder(awaited))
+        for name in TABLES:  # transformers imports torch while it loads its tables, so they may be half loaded
+            after_import(name, _place_entry)
     except Exception:  # torch turns any exception of an entry point into a failing `import torch`
         return
 

@@ -79,7 +79,7 @@ def test_an_unknown_preset_is_an_error_that_lists_the_presets() -> None:
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
 def test_rows_a_and_b_build_train_and_generate(name: str, cache: str) -> None:
     torch.manual_seed(0)
-    small = {"vocab_size": 41, "d_model": 16, "d_ff": 32, "encoder_layers": 1, "decoder_layers": 1}
+    small = {"vocab_size": 41, "d_model": 16, "d_ff": 32, "encoder_layers": 1, "decoder_layers": 1, "dropout": 0.0}
     model = VaswaniForConditionalGeneration(preset(name, **small))
     batch = ragged_batch()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)

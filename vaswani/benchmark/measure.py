@@ -11,7 +11,7 @@ import signal
 import statistics
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -20,12 +20,19 @@ from typing import Any, Self
 import torch
 from transformers.utils import logging
 
-from .peers import ENGINES, Engine, Vaswani
+from .pairs import Pair, TrainingCell, TrainingJob, make_training_job
+from .peers import ENGINES, Engine, Translator, Vaswani
 from .profiling import profile
-from .workload import Cell, Job, build_model, config_of, make_job, operations
+from .training_peers import TRAINERS, Trainer
+from .workload import Cell, Job, build_model, config_of, make_job, operations, training_operations
+
+# The engines of each task.
+TASKS: dict[str, Mapping[str, type[Engine]]] = {Cell.task: ENGINES, TrainingCell.task: TRAINERS}
 
 # Outputs must agree for this share of the sentences, or times mean nothing; so many sentences are compared at least.
 AGREEMENT, COMPARED = 0.95, 20
+# In training losses must be equal but for this share.
+LOSS_DIFFERENCE = 1e-3
 # A round repeats its call until this time has passed.
 ROUND_SECONDS = 0.2
 # Rows and columns of the matrices whose product shows the machine's peak.
@@ -41,14 +48,15 @@ class Timing:
     ----------
     engine : str
         Name of the engine.
-    agreement : float
-        Share of sentences whose output is that of vaswani.
+    agreement : float | None
+        Share of sentences whose output is that of vaswani. In training, 1 minus the largest relative difference of
+        losses. None where the engine cannot have the weights of vaswani.
     seconds : list[float], default=[]
-        Time of one call in each round; none if outputs do not agree.
+        Time of one call in each round; none if outputs or losses do not agree.
     """
 
     engine: str
-    agreement: float
+    agreement: float | None
     seconds: list[float] = field(default_factory=list)
 
 
@@ -58,10 +66,10 @@ class CellResult:
 
     Parameters
     ----------
-    cell : Cell
+    cell : Cell | TrainingCell
         What was measured.
     words : int
-        Words of the best outputs, end symbols included.
+        Words of the best outputs, end symbols included. In training, tokens of both sides, without padding.
     operations : int
         Floating-point operations that the work needs, without padding.
     peak : float
@@ -72,7 +80,7 @@ class CellResult:
         Engines that cannot do this work.
     """
 
-    cell: Cell
+    cell: Cell | TrainingCell
     words: int
     operations: int
     peak: float
@@ -86,7 +94,7 @@ class CellResult:
         Returns
         -------
         list[Timing]
-            Those whose outputs differ too often.
+            Those whose outputs or losses differ too much.
         """
         return [timing for timing in self.timings if not timing.seconds]
 
@@ -124,6 +132,8 @@ class Worker:
         "base", "tiny", or the folder of a trained model.
     threads : int
         Threads of the engine.
+    task : str, default=Cell.task
+        What it shall do, "generation" or "training".
     **environment : str
         Further variables of the process' environment.
 
@@ -132,13 +142,13 @@ class Worker:
     A context manager, which ends the process. An error in the process is raised here, as ChildProcessError.
     """
 
-    def __init__(self, engine: str, size: str, threads: int, **environment: str) -> None:
+    def __init__(self, engine: str, size: str, threads: int, task: str = Cell.task, **environment: str) -> None:
         context = multiprocessing.get_context("spawn")
         self.engine = engine
         self._connection, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(theirs, engine, size, threads), daemon=True)
+        self._process = context.Process(target=_serve, args=(theirs, task, engine, size, threads), daemon=True)
         variables = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads), **environment}
-        with _environment(variables):
+        with changed_environment(variables):
             self._process.start()
         theirs.close()
 
@@ -187,8 +197,19 @@ class Worker:
 
 
 @contextlib.contextmanager
-def _environment(variables: dict[str, str]) -> Iterator[None]:
-    """Change the environment for a while: a new process inherits it before it imports anything."""
+def changed_environment(variables: dict[str, str]) -> Iterator[None]:
+    """Change the environment for a while: a new process inherits it before it imports anything.
+
+    Parameters
+    ----------
+    variables : dict[str, str]
+        What to set.
+
+    Yields
+    ------
+    None
+        Nothing.
+    """
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:
@@ -201,7 +222,7 @@ def _environment(variables: dict[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def _serve(connection: Connection, engine_name: str, size: str, threads: int) -> None:
+def _serve(connection: Connection, task_name: str, engine_name: str, size: str, threads: int) -> None:
     """Build an engine and do what comes through the connection, until its other end is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this process
     logging.set_verbosity_error()
@@ -209,7 +230,7 @@ def _serve(connection: Connection, engine_name: str, size: str, threads: int) ->
     torch.set_num_threads(threads)
     with contextlib.suppress(EOFError, BrokenPipeError):
         try:
-            engine = ENGINES[engine_name](build_model(size), threads)
+            engine = TASKS[task_name][engine_name](build_model(size), threads)
             connection.send((None, None))
             while True:
                 task, arguments = connection.recv()
@@ -220,12 +241,12 @@ def _serve(connection: Connection, engine_name: str, size: str, threads: int) ->
             connection.send((None, f"{type(error).__name__}: {error}"))
 
 
-def translate(engine: Engine, job: Job) -> list[list[int]]:
+def translate(engine: Translator, job: Job) -> list[list[int]]:
     """Translate once.
 
     Parameters
     ----------
-    engine : Engine
+    engine : Translator
         The engine.
     job : Job
         The sentences.
@@ -238,14 +259,27 @@ def translate(engine: Engine, job: Job) -> list[list[int]]:
     return engine.words(engine.prepare(job)())
 
 
-def time_call(engine: Engine, job: Job) -> float:
+def warm_up(engine: Engine, job: Job | TrainingJob) -> None:
+    """Make one call that is not timed.
+
+    Parameters
+    ----------
+    engine : Engine
+        The engine.
+    job : Job | TrainingJob
+        The sentences.
+    """
+    engine.prepare(job)()
+
+
+def time_call(engine: Engine, job: Job | TrainingJob) -> float:
     """Time one call, as the mean of so many that the round is long enough.
 
     Parameters
     ----------
     engine : Engine
         The engine.
-    job : Job
+    job : Job | TrainingJob
         The sentences.
 
     Returns
@@ -284,14 +318,14 @@ def peak_operations(engine: Engine) -> float:  # noqa: ARG001
     return 2 * PEAK_WIDTH**3 / min(seconds)
 
 
-def peak_memory(engine: Engine, job: Job) -> int:
+def peak_memory(engine: Engine, job: Job | TrainingJob) -> int:
     """Measure how much more memory a process has at most during a call than before.
 
     Parameters
     ----------
     engine : Engine
         The engine, in a process that has done nothing else.
-    job : Job
+    job : Job | TrainingJob
         The sentences.
 
     Returns
@@ -299,7 +333,7 @@ def peak_memory(engine: Engine, job: Job) -> int:
     int
         Bytes.
     """
-    engine.prepare(make_job(job.sources[:1], job.lengths))()
+    engine.prepare(job.smallest())()
     call = engine.prepare(job)
     before = _status("VmRSS")
     try:
@@ -350,8 +384,26 @@ def shared_outputs(outputs: Sequence[list[int]], ours: Sequence[list[int]]) -> f
     return sum(map(list.__eq__, outputs, ours)) / len(ours)
 
 
+def shared_losses(losses: Sequence[float], ours: Sequence[float]) -> float:
+    """Return how alike the losses of two engines are.
+
+    Parameters
+    ----------
+    losses : Sequence[float]
+        Losses of one engine.
+    ours : Sequence[float]
+        Those of the other, for the same batches.
+
+    Returns
+    -------
+    float
+        1 minus the largest relative difference.
+    """
+    return 1 - max(abs(theirs - own) / abs(own) for theirs, own in zip(losses, ours, strict=True))
+
+
 @contextlib.contextmanager
-def start_workers(engines: Sequence[str], size: str, threads: int) -> Iterator[list[Worker]]:
+def start_workers(engines: Sequence[str], size: str, threads: int, task: str = Cell.task) -> Iterator[list[Worker]]:
     """Start a process for each engine, and end them all afterwards.
 
     Parameters
@@ -362,6 +414,8 @@ def start_workers(engines: Sequence[str], size: str, threads: int) -> Iterator[l
         "base", "tiny", or the folder of a trained model.
     threads : int
         Threads of each engine.
+    task : str, default=Cell.task
+        What they shall do, "generation" or "training".
 
     Yields
     ------
@@ -369,7 +423,7 @@ def start_workers(engines: Sequence[str], size: str, threads: int) -> Iterator[l
         The processes, with engines that are built.
     """
     with contextlib.ExitStack() as stack:
-        workers = [stack.enter_context(Worker(engine, size, threads)) for engine in engines]
+        workers = [stack.enter_context(Worker(engine, size, threads, task)) for engine in engines]
         for worker in workers:
             worker.wait()
         yield workers
@@ -400,8 +454,8 @@ def measure_cell(
 
     Notes
     -----
-    Lengths that are free are those of each engine's own search and length penalty; there the agreement is only
-    reported.
+    Lengths that are free are those of each engine's own search and length penalty, and rounded weights give outputs of
+    their own; there the agreement is only reported.
     """
     able = [worker for worker in workers if cell.lengths in ENGINES[worker.engine].lengths]
     left_out = [worker.engine for worker in workers if worker not in able]
@@ -413,13 +467,12 @@ def measure_cell(
 
     job = make_job(sentences[: cell.batch], cell.lengths)
     pairs = list(zip(able, timings, strict=True))
-    pairs = [pair for pair in pairs if cell.lengths == "free" or pair[1].agreement >= AGREEMENT]
-    for worker, _ in pairs:  # warm up
-        worker.ask(translate, job)
-    for number in range(rounds):
-        for worker, timing in pairs if number % 2 == 0 else reversed(pairs):
-            timing.seconds.append(worker.ask(time_call, job))
-
+    pairs = [
+        pair
+        for pair in pairs
+        if cell.lengths == "free" or ENGINES[pair[0].engine].is_rounded or (pair[1].agreement or 0) >= AGREEMENT
+    ]
+    _time_in_turn(pairs, job, rounds)
     targets = job.targets
     if cell.lengths == "free":
         targets = [len(words) + 1 for words in outputs[0][: cell.batch]]
@@ -427,29 +480,81 @@ def measure_cell(
     return CellResult(cell, sum(targets), needed, peak, timings, left_out)
 
 
-def measure_memory(engines: Sequence[str], cell: Cell, sentences: list[list[int]]) -> dict[str, list[int]]:
+def measure_training_cell(
+    workers: Sequence[Worker], cell: TrainingCell, sentences: list[Pair], peak: float, rounds: int
+) -> CellResult:
+    """Compare the losses of engines, then the times of their steps.
+
+    Parameters
+    ----------
+    workers : Sequence[Worker]
+        The engines, vaswani first.
+    cell : TrainingCell
+        What to measure.
+    sentences : list[Pair]
+        Sentences with their translations, in random order.
+    peak : float
+        Operations a second of a large matrix product.
+    rounds : int
+        How often to time each engine.
+
+    Returns
+    -------
+    CellResult
+        Losses' agreement and times.
+
+    Notes
+    -----
+    An engine that cannot have the weights of vaswani is timed without a comparison.
+    """
+    job = make_training_job(sentences, cell.batches, cell.tokens)
+    ours = workers[0].ask(Trainer.losses, job.compared())
+    timings = [Timing(worker.engine, None) for worker in workers]
+    for worker, timing in zip(workers, timings, strict=True):
+        if TRAINERS[worker.engine].is_comparable:
+            timing.agreement = shared_losses(worker.ask(Trainer.losses, job.compared()), ours)
+    pairs = [
+        (worker, timing)
+        for worker, timing in zip(workers, timings, strict=True)
+        if timing.agreement is None or timing.agreement >= 1 - LOSS_DIFFERENCE
+    ]
+    _time_in_turn(pairs, job, rounds)
+    sources, targets = job.lengths()
+    needed = training_operations(config_of(cell.size), sources, targets)
+    return CellResult(cell, sum(sources) + sum(targets), needed, peak, timings, [])
+
+
+def _time_in_turn(pairs: Sequence[tuple[Worker, Timing]], job: Job | TrainingJob, rounds: int) -> None:
+    """Warm the engines up, then time them in turn; every other round backwards."""
+    for worker, _ in pairs:
+        worker.ask(warm_up, job)
+    for number in range(rounds):
+        for worker, timing in pairs if number % 2 == 0 else reversed(pairs):
+            timing.seconds.append(worker.ask(time_call, job))
+
+
+def measure_memory(engines: Sequence[str], cell: Cell | TrainingCell, job: Job | TrainingJob) -> dict[str, list[int]]:
     """Measure how much memory a call needs, each time in a new process.
 
     Parameters
     ----------
     engines : Sequence[str]
         Names of the engines.
-    cell : Cell
+    cell : Cell | TrainingCell
         What to measure.
-    sentences : list[list[int]]
-        Words of each sentence.
+    job : Job | TrainingJob
+        Its sentences.
 
     Returns
     -------
     dict[str, list[int]]
         Bytes of each round, for each engine that can do this work.
     """
-    job = make_job(sentences[: cell.batch], cell.lengths)
-    able = [engine for engine in engines if cell.lengths in ENGINES[engine].lengths]
+    able = [engine for engine in engines if isinstance(cell, TrainingCell) or cell.lengths in ENGINES[engine].lengths]
     needed: dict[str, list[int]] = {engine: [] for engine in able}
     for _ in range(MEMORY_ROUNDS):
         for engine in able:
-            with Worker(engine, cell.size, cell.threads, MALLOC_ARENA_MAX="1") as worker:
+            with Worker(engine, cell.size, cell.threads, cell.task, MALLOC_ARENA_MAX="1") as worker:
                 worker.wait()
                 needed[engine].append(worker.ask(peak_memory, job))
     return needed
@@ -473,21 +578,26 @@ def measure_profile(cell: Cell, sentences: list[list[int]]) -> dict[str, float]:
     job = make_job(sentences[: cell.batch], cell.lengths)
     with Worker(Vaswani.name, cell.size, cell.threads) as worker:
         worker.wait()
-        worker.ask(translate, job)
+        worker.ask(warm_up, job)
         return worker.ask(profile, job)
 
 
 __all__ = [
     "AGREEMENT",
     "COMPARED",
+    "LOSS_DIFFERENCE",
+    "TASKS",
     "CellResult",
     "Timing",
     "Worker",
+    "changed_environment",
     "measure_cell",
     "measure_memory",
     "measure_profile",
+    "measure_training_cell",
     "peak_operations",
     "ratio",
+    "shared_losses",
     "shared_outputs",
     "start_workers",
 ]

@@ -1,6 +1,6 @@
-"""The engines: this model and its peers, with the same weights and the same work.
+"""The engines that translate: this model and its peers, with the same weights and the same work.
 
-A further peer is one more subclass of `Engine` in `ENGINES`.
+A further peer is one more subclass of `Translator` in `ENGINES`.
 """
 
 import importlib.metadata
@@ -49,6 +49,38 @@ def refuse_what_peers_lack(config: VaswaniConfig) -> None:
             raise ValueError(f"The model has {name}={getattr(config, name)!r}; the peers can only have {value!r}.")
 
 
+def shared_fields(config: VaswaniConfig) -> dict[str, Any]:
+    """Write a configuration as the encoder-decoder models of transformers have it.
+
+    Parameters
+    ----------
+    config : VaswaniConfig
+        Configuration of the model.
+
+    Returns
+    -------
+    dict[str, Any]
+        Fields that `MarianConfig` and `BartConfig` have in common.
+    """
+    return {
+        "vocab_size": config.vocab_size,
+        "d_model": config.d_model,
+        "encoder_layers": config.encoder_layers,
+        "decoder_layers": config.decoder_layers,
+        "encoder_attention_heads": config.num_attention_heads,
+        "decoder_attention_heads": config.num_attention_heads,
+        "encoder_ffn_dim": config.d_ff,
+        "decoder_ffn_dim": config.d_ff,
+        "activation_function": config.activation_function,
+        "scale_embedding": True,
+        "max_position_embeddings": POSITIONS,
+        "pad_token_id": config.pad_token_id,
+        "eos_token_id": config.eos_token_id,
+        "forced_eos_token_id": None,
+        "decoder_start_token_id": config.decoder_start_token_id,
+    }
+
+
 def to_marian(model: VaswaniForConditionalGeneration) -> MarianMTModel:
     """Carry the weights of a model to MarianMTModel of transformers.
 
@@ -75,26 +107,7 @@ def to_marian(model: VaswaniForConditionalGeneration) -> MarianMTModel:
     """
     config = model.config
     refuse_what_peers_lack(config)
-    marian = MarianMTModel(
-        MarianConfig(
-            vocab_size=config.vocab_size,
-            d_model=config.d_model,
-            encoder_layers=config.encoder_layers,
-            decoder_layers=config.decoder_layers,
-            encoder_attention_heads=config.num_attention_heads,
-            decoder_attention_heads=config.num_attention_heads,
-            encoder_ffn_dim=config.d_ff,
-            decoder_ffn_dim=config.d_ff,
-            activation_function=config.activation_function,
-            scale_embedding=True,
-            max_position_embeddings=POSITIONS,
-            pad_token_id=config.pad_token_id,
-            eos_token_id=config.eos_token_id,
-            bos_token_id=None,
-            forced_eos_token_id=None,
-            decoder_start_token_id=config.decoder_start_token_id,
-        )
-    ).eval()
+    marian = MarianMTModel(MarianConfig(**shared_fields(config), bos_token_id=None)).eval()
     order = torch.cat((torch.arange(0, config.d_model, 2), torch.arange(1, config.d_model, 2)))
     carried = {_marian_name(name): _reordered(name, weight, order) for name, weight in model.state_dict().items()}
     carried["model.shared.weight"] = carried["model.encoder.embed_tokens.weight"]
@@ -251,7 +264,7 @@ class EndAt(LogitsProcessor):
 
 
 class Engine(ABC):
-    """Translate with one library.
+    """Do the work of one task with one library.
 
     Parameters
     ----------
@@ -263,39 +276,23 @@ class Engine(ABC):
 
     name: ClassVar[str]
     package: ClassVar[str]
-    lengths: ClassVar[tuple[str, ...]] = LENGTHS
 
     @abstractmethod
     def __init__(self, model: VaswaniForConditionalGeneration, threads: int) -> None: ...
 
     @abstractmethod
-    def prepare(self, job: Job) -> Callable[[], Any]:
+    def prepare(self, job: Any) -> Callable[[], Any]:
         """Bring sentences into the form that the engine takes.
 
         Parameters
         ----------
-        job : Job
-            The sentences.
+        job : Any
+            The sentences: a `Job` to translate, or a `TrainingJob`.
 
         Returns
         -------
         Callable[[], Any]
-            What translates them, and is timed.
-        """
-
-    @abstractmethod
-    def words(self, outputs: Any) -> list[list[int]]:
-        """Read the words of outputs.
-
-        Parameters
-        ----------
-        outputs : Any
-            What the prepared function returned.
-
-        Returns
-        -------
-        list[list[int]]
-            Words of each sentence, without start, end and padding.
+            What does the work, and is timed.
         """
 
     @classmethod
@@ -313,7 +310,37 @@ class Engine(ABC):
             return None
 
 
-class _TorchEngine(Engine):
+class Translator(Engine):
+    """Translate with one library.
+
+    Parameters
+    ----------
+    model : VaswaniForConditionalGeneration
+        The model whose weights the engine takes.
+    threads : int
+        Threads that it may use.
+    """
+
+    lengths: ClassVar[tuple[str, ...]] = LENGTHS
+    is_rounded: ClassVar[bool] = False  # to eight bits: outputs need not be those of single precision
+
+    @abstractmethod
+    def words(self, outputs: Any) -> list[list[int]]:
+        """Read the words of outputs.
+
+        Parameters
+        ----------
+        outputs : Any
+            What the prepared function returned.
+
+        Returns
+        -------
+        list[list[int]]
+            Words of each sentence, without start, end and padding.
+        """
+
+
+class _TorchTranslator(Translator):
     """What engines have in common that translate with `generate()` of transformers."""
 
     model: Any
@@ -350,7 +377,7 @@ class _TorchEngine(Engine):
         return {"max_new_tokens": longest}
 
 
-class Vaswani(_TorchEngine):
+class Vaswani(_TorchTranslator):
     """Translate with this package: the paper's search.
 
     Parameters
@@ -371,7 +398,29 @@ class Vaswani(_TorchEngine):
         return {} if job.lengths == "free" else super()._options(job)  # the limit stands in the paper's options
 
 
-class Marian(_TorchEngine):
+class VaswaniInt8(Vaswani):
+    """Translate with this package, with weights that torchao rounds to eight bits.
+
+    Parameters
+    ----------
+    model : VaswaniForConditionalGeneration
+        The model, changed in place.
+    threads : int
+        Not used: torch has its number of threads for the whole process.
+    """
+
+    name = "vaswani-int8"
+    package = "torchao"
+    is_rounded = True
+
+    def __init__(self, model: VaswaniForConditionalGeneration, threads: int) -> None:
+        from torchao.quantization import Int8DynamicActivationInt8WeightConfig, quantize_
+
+        quantize_(model.model, Int8DynamicActivationInt8WeightConfig())
+        super().__init__(model, threads)
+
+
+class Marian(_TorchTranslator):
     """Translate with `MarianMTModel.generate()` of transformers.
 
     Parameters
@@ -399,7 +448,7 @@ class Marian(_TorchEngine):
         return {**super()._options(job), "length_penalty": power_penalty(job)}
 
 
-class CTranslate2(Engine):
+class CTranslate2(Translator):
     """Translate with CTranslate2 in single precision.
 
     Parameters
@@ -419,6 +468,7 @@ class CTranslate2(Engine):
     name = "ctranslate2"
     package = "ctranslate2"
     lengths = ("equal", "free")
+    compute_type: ClassVar[str] = "float32"
 
     def __init__(self, model: VaswaniForConditionalGeneration, threads: int) -> None:
         import ctranslate2
@@ -426,7 +476,7 @@ class CTranslate2(Engine):
         with tempfile.TemporaryDirectory() as folder:
             to_ctranslate2(model, folder)
             self._translator = ctranslate2.Translator(
-                folder, device="cpu", compute_type="float32", inter_threads=1, intra_threads=threads
+                folder, device="cpu", compute_type=self.compute_type, inter_threads=1, intra_threads=threads
             )
 
     def prepare(self, job: Job) -> Callable[[], Any]:
@@ -447,6 +497,22 @@ class CTranslate2(Engine):
         return [[int(word) for word in result.hypotheses[0]] for result in outputs]
 
 
+class CTranslate2Int8(CTranslate2):
+    """Translate with CTranslate2 and weights of eight bits.
+
+    Parameters
+    ----------
+    model : VaswaniForConditionalGeneration
+        The model whose weights are carried.
+    threads : int
+        Threads of its products.
+    """
+
+    name = "ctranslate2-int8"
+    compute_type = "int8"
+    is_rounded = True
+
+
 def power_penalty(job: Job) -> float:
     """Return the exponent of the length penalty |Y|^a that grows as the paper's does at the length of a job.
 
@@ -465,7 +531,17 @@ def power_penalty(job: Job) -> float:
     return ALPHA * length / (5 + length)
 
 
-ENGINES: dict[str, type[Engine]] = {engine.name: engine for engine in (Vaswani, Marian, CTranslate2)}
-PEERS = tuple(name for name in ENGINES if name != Vaswani.name)
+ENGINES: dict[str, type[Translator]] = {
+    engine.name: engine for engine in (Vaswani, Marian, CTranslate2, VaswaniInt8, CTranslate2Int8)
+}
 
-__all__ = ["ENGINES", "PEERS", "Engine", "refuse_what_peers_lack", "to_ctranslate2", "to_marian"]
+__all__ = [
+    "ENGINES",
+    "POSITIONS",
+    "Engine",
+    "Translator",
+    "refuse_what_peers_lack",
+    "shared_fields",
+    "to_ctranslate2",
+    "to_marian",
+]

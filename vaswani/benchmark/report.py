@@ -6,19 +6,35 @@ import os
 import platform
 import statistics
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
-from .measure import AGREEMENT, CellResult, Timing, ratio
-from .peers import ENGINES, Vaswani
+from .measure import AGREEMENT, LOSS_DIFFERENCE, TASKS, CellResult, Timing, ratio
+from .pairs import BATCHES_IN_A_ROUND, TrainingCell
+from .peers import Vaswani
 from .profiling import KINDS
+from .training_peers import DROPOUT, SMOOTHING
 from .workload import BEAMS, Cell
 
 PACKAGES = ("vaswani", "torch", "transformers", "ctranslate2")
 MEGABYTE = 2**20
-CELL_HEADER = ("size", "batch", "threads", "lengths", "engine")
+# Columns of words: size, lengths or batches, engine.
 WORD_COLUMNS = (0, 3, 4)
+# What is the same for all engines.
+TASK_LINES = {
+    Cell.task: f"beam {BEAMS}, single precision, the same weights; words in a sentence",
+    TrainingCell.task: f"Adam, dropout {DROPOUT}, label smoothing {SMOOTHING}, single precision, the same weights but "
+    "for those of bart; tokens in a pair",
+}
+# Why an engine does not take part in a task.
+UNABLE = {
+    Cell.task: {
+        "bart": "its weights cannot be those of vaswani, so that outputs could not be compared",
+        "torch": "it has no search",
+    },
+    TrainingCell.task: {"ctranslate2": "it only translates"},
+}
 
 
 def show(*lines: str) -> None:
@@ -75,8 +91,8 @@ def _cpu_name() -> str:
     return names[0] if names else platform.processor() or platform.machine()
 
 
-def headline(machine: dict[str, Any], missing: Sequence[str], mean_lengths: dict[str, float]) -> list[str]:
-    """Say what was measured, on what.
+def headline(machine: dict[str, Any], missing: Sequence[str]) -> list[str]:
+    """Say on what was measured.
 
     Parameters
     ----------
@@ -84,8 +100,6 @@ def headline(machine: dict[str, Any], missing: Sequence[str], mean_lengths: dict
         From `describe_machine`.
     missing : Sequence[str]
         Peers that are not installed.
-    mean_lengths : dict[str, float]
-        Mean words of a sentence for each size.
 
     Returns
     -------
@@ -93,14 +107,33 @@ def headline(machine: dict[str, Any], missing: Sequence[str], mean_lengths: dict
         Lines of text.
     """
     versions = [f"{name} {version}" for name, version in machine["packages"].items() if version]
-    lengths = [f"{length:.1f} ({size})" for size, length in mean_lengths.items()]
-    lines = [
-        f"{machine['cpu']}, {machine['cores']} cores, load before {machine['load']:.1f}; {', '.join(versions)}",
-        f"beam {BEAMS}, single precision, the same weights; words in a sentence, on average: {', '.join(lengths)}",
-    ]
+    lines = [f"{machine['cpu']}, {machine['cores']} cores, load before {machine['load']:.1f}; {', '.join(versions)}"]
     if missing:
         lines.append(f"not installed, so not measured: {', '.join(missing)}")
     return lines
+
+
+def task_headline(task: str, mean_lengths: dict[str, float], peers: Sequence[str]) -> list[str]:
+    """Say what was measured, and which peers cannot do it.
+
+    Parameters
+    ----------
+    task : str
+        "generation" or "training".
+    mean_lengths : dict[str, float]
+        Mean words of a sentence, or of both sides of a pair, for each size.
+    peers : Sequence[str]
+        Peers that were asked for.
+
+    Returns
+    -------
+    list[str]
+        Lines of text, an empty one first.
+    """
+    lengths = [f"{length:.1f} ({size})" for size, length in mean_lengths.items()]
+    lines = ["", f"{task}: {TASK_LINES[task]}, on average: {', '.join(lengths)}"]
+    lines += [f"{peer} is left out of {task}: {UNABLE[task][peer]}" for peer in peers if peer in UNABLE[task]]
+    return [*lines, ""]
 
 
 def speed_table(results: Sequence[CellResult]) -> list[str]:
@@ -109,39 +142,55 @@ def speed_table(results: Sequence[CellResult]) -> list[str]:
     Parameters
     ----------
     results : Sequence[CellResult]
-        The measurements.
+        The measurements, all of the same task.
 
     Returns
     -------
     list[str]
         Lines of text.
     """
-    header = [*CELL_HEADER, "agree", "ratio", "quartiles", "best s", "words/s", "of peak"]
+    is_training = isinstance(results[0].cell, TrainingCell)
+    words = "tokens" if is_training else "words"
+    header = [*_cell_header(results[0].cell), "agree", "ratio", "quartiles", "best s", f"{words}/s", "of peak"]
     rows = [
         [*_cell_columns(result.cell), timing.engine, *_speed_columns(result, timing)]
         for result in results
         for timing in result.timings
     ]
-    left_out = dict.fromkeys((engine, result.cell.lengths) for result in results for engine in result.left_out)
-    notes = [
-        "ratio: the engine's time / vaswani's time, median over rounds; above 1 vaswani is faster",
-        "agree: share of sentences with vaswani's output; best s: the fastest round's time of a call",
-        "words/s and of peak (share of a large matrix product's operations a second): at that time, no padding counted",
-        *(f"{engine} is left out of {lengths} lengths: it has no means for them" for engine, lengths in left_out),
-    ]
-    if any(result.cell.lengths == "free" for result in results):
+    notes = ["ratio: the engine's time / vaswani's time, median over rounds; above 1 vaswani is faster"]
+    if is_training:
+        notes += [
+            "agree: 1 - the largest relative difference from vaswani's losses, without dropout",
+            f"best s: the fastest round's time of a step on each of {BATCHES_IN_A_ROUND} batches",
+        ]
+    else:
+        notes.append("agree: share of sentences with vaswani's output; best s: the fastest round's time of a call")
+    notes.append(
+        f"{words}/s and of peak (share of a large matrix product's operations a second): at that time, no padding "
+        "counted"
+    )
+    cells = [(result.cell, result.left_out) for result in results if isinstance(result.cell, Cell)]
+    left_out = dict.fromkeys((engine, cell.lengths) for cell, engines in cells for engine in engines)
+    notes += [f"{engine} is left out of {lengths} lengths: it has no means for them" for engine, lengths in left_out]
+    if any(cell.lengths == "free" for cell, _ in cells):
         notes.append("free lengths: each engine has its own form of the length penalty, so outputs may differ")
-    return [*_aligned([header, *rows], WORD_COLUMNS), *notes]
+    return [*aligned([header, *rows], WORD_COLUMNS), *notes]
 
 
-def _cell_columns(cell: Cell) -> list[str]:
-    return [Path(cell.size).name, str(cell.batch), str(cell.threads), cell.lengths]
+def _cell_header(cell: Cell | TrainingCell) -> list[str]:
+    return [*(field.name for field in fields(cell)), "engine"]
+
+
+def _cell_columns(cell: Cell | TrainingCell) -> list[str]:
+    size, *others = (str(getattr(cell, field.name)) for field in fields(cell))
+    return [Path(size).name, *others]
 
 
 def _speed_columns(result: CellResult, timing: Timing) -> list[str]:
-    agreement = f"{timing.agreement:.0%}"
+    agreement = _agreement(result, timing)
     if not timing.seconds:
-        return [agreement, "outputs differ", "", "", "", ""]
+        differing = "losses differ" if isinstance(result.cell, TrainingCell) else "outputs differ"
+        return [agreement, differing, "", "", "", ""]
     numbers = _derived(result, timing)
     lower, upper = numbers["ratio_quartiles"]
     return [
@@ -152,6 +201,13 @@ def _speed_columns(result: CellResult, timing: Timing) -> list[str]:
         f"{numbers['words_per_second']:,.0f}",
         f"{numbers['share_of_peak']:.0%}",
     ]
+
+
+def _agreement(result: CellResult, timing: Timing) -> str:
+    if timing.agreement is None:
+        return "not compared"
+    digits = 2 if isinstance(result.cell, TrainingCell) else 0
+    return f"{timing.agreement:.{digits}%}"
 
 
 def _derived(result: CellResult, timing: Timing) -> dict[str, Any]:
@@ -167,20 +223,20 @@ def _derived(result: CellResult, timing: Timing) -> dict[str, Any]:
     }
 
 
-def memory_table(memory: Sequence[tuple[Cell, dict[str, list[int]]]]) -> list[str]:
+def memory_table(memory: Sequence[tuple[Cell | TrainingCell, dict[str, list[int]]]]) -> list[str]:
     """Write the memory that calls need as a table.
 
     Parameters
     ----------
-    memory : Sequence[tuple[Cell, dict[str, list[int]]]]
-        For each cell, the bytes of each round for each engine.
+    memory : Sequence[tuple[Cell | TrainingCell, dict[str, list[int]]]]
+        For each cell of one task, the bytes of each round for each engine.
 
     Returns
     -------
     list[str]
         Lines of text.
     """
-    rows = [[*CELL_HEADER, "MiB", "vaswani / engine"]]
+    rows = [[*_cell_header(memory[0][0]), "MiB", "vaswani / engine"]]
     for cell, needed in memory:
         ours = statistics.median(needed[Vaswani.name])
         for engine, rounds in needed.items():
@@ -188,7 +244,7 @@ def memory_table(memory: Sequence[tuple[Cell, dict[str, list[int]]]]) -> list[st
             share = f"{ours / theirs:.2f}" if theirs else "-"
             rows.append([*_cell_columns(cell), engine, f"{theirs / MEGABYTE:,.0f}", share])
     return [
-        *_aligned(rows, WORD_COLUMNS),
+        *aligned(rows, WORD_COLUMNS),
         "MiB: the most that a call adds to its process after a warm-up; below 1 vaswani needs less",
     ]
 
@@ -209,15 +265,28 @@ def profile_table(cell: Cell, shares: dict[str, float]) -> list[str]:
         Lines of text.
     """
     rows = [[kind, f"{share:.1%}"] for kind, share in shares.items()]
-    lines = _aligned(rows, [0])
+    lines = aligned(rows, [0])
     return [
         f"Where the time of vaswani goes ({cell}):",
         *(f"{line}  {KINDS[kind]}" for line, kind in zip(lines, shares, strict=True)),
     ]
 
 
-def _aligned(rows: list[list[str]], words: Sequence[int]) -> list[str]:
-    """Put columns below each other: those of words to the left, those of numbers to the right."""
+def aligned(rows: list[list[str]], words: Sequence[int]) -> list[str]:
+    """Put columns below each other: those of words to the left, those of numbers to the right.
+
+    Parameters
+    ----------
+    rows : list[list[str]]
+        The cells of each row.
+    words : Sequence[int]
+        Columns of words.
+
+    Returns
+    -------
+    list[str]
+        A line for each row.
+    """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         "  ".join(
@@ -266,7 +335,7 @@ def write_json(path: Path, contents: dict[str, Any]) -> None:
 
 
 def complaint(results: Sequence[CellResult]) -> str | None:
-    """Say which outputs differ too often for times to be compared.
+    """Say which outputs or losses differ too much for times to be compared.
 
     Parameters
     ----------
@@ -278,14 +347,21 @@ def complaint(results: Sequence[CellResult]) -> str | None:
     str | None
         One line, None if all agree.
     """
-    differing = [
-        f"{timing.engine} agrees for {timing.agreement:.0%} ({result.cell})"
-        for result in results
-        for timing in result.disagreeing
+    differing: dict[str, list[str]] = {task: [] for task in TASKS}
+    for result in results:
+        differing[result.cell.task] += [
+            f"{timing.engine} agrees for {_agreement(result, timing)} ({result.cell})" for timing in result.disagreeing
+        ]
+    demands = {
+        Cell.task: f"Outputs must agree for {AGREEMENT:.0%} of sentences",
+        TrainingCell.task: f"Losses must agree for {1 - LOSS_DIFFERENCE:.1%}",
+    }
+    sentences = [
+        f"{demands[task]} before times are compared: {'; '.join(engines)}."
+        for task, engines in differing.items()
+        if engines
     ]
-    if not differing:
-        return None
-    return f"Outputs must agree for {AGREEMENT:.0%} of sentences before times are compared: {'; '.join(differing)}."
+    return " ".join(sentences) or None
 
 
 def missing_engines(names: Sequence[str]) -> list[str]:
@@ -301,10 +377,12 @@ def missing_engines(names: Sequence[str]) -> list[str]:
     list[str]
         Names of those whose package is missing.
     """
-    return [name for name in names if ENGINES[name].version() is None]
+    engines = {name: engine for table in TASKS.values() for name, engine in table.items()}
+    return [name for name in names if engines[name].version() is None]
 
 
 __all__ = [
+    "aligned",
     "complaint",
     "describe_machine",
     "headline",
@@ -314,6 +392,7 @@ __all__ = [
     "show",
     "speed_as_json",
     "speed_table",
+    "task_headline",
     "usable_cores",
     "write_json",
 ]

@@ -1,11 +1,11 @@
-"""The workload: which models translate which sentences, and how many operations that needs at least."""
+"""The workload: which models translate or learn which sentences, and how many operations that needs at least."""
 
 import itertools
 import logging
 import random
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from transformers import AutoTokenizer
@@ -49,6 +49,7 @@ class Cell:
         model ends them.
     """
 
+    task: ClassVar[str] = "generation"
     size: str
     batch: int
     threads: int
@@ -75,6 +76,16 @@ class Job:
     sources: list[list[int]]
     lengths: str
     targets: list[int]
+
+    def smallest(self) -> "Job":
+        """Return the job that warms an engine up.
+
+        Returns
+        -------
+        "Job"
+            The first sentence alone.
+        """
+        return make_job(self.sources[:1], self.lengths)
 
 
 def config_of(size: str) -> VaswaniConfig:
@@ -176,7 +187,7 @@ def tokenized_sentences(size: str, file: Path | None, count: int) -> list[list[i
     else:
         texts = [line for line in itertools.islice(read_lines(file), LINES_READ) if line.strip()]
     random.Random(0).shuffle(texts)
-    tokenizer = _learn(texts, size) if size in SIZES else AutoTokenizer.from_pretrained(size)
+    tokenizer = learn_tokenizer(size, texts)
     chosen: list[list[int]] = []
     for text in texts:
         words = tokenizer(text)["input_ids"]
@@ -187,8 +198,27 @@ def tokenized_sentences(size: str, file: Path | None, count: int) -> list[list[i
     raise ValueError(f"{file} has {len(chosen)} sentences of at most {LONGEST} pieces; {count} are needed.")
 
 
-def _learn(texts: list[str], size: str) -> Any:
-    """Learn a tokenizer without the advice that its vocabulary is smaller than asked for: here that is right."""
+def learn_tokenizer(size: str, texts: list[str]) -> Any:
+    """Learn the tokenizer of a model with random weights, or load that of a trained one.
+
+    Parameters
+    ----------
+    size : str
+        "base", "tiny", or the folder of a trained model.
+    texts : list[str]
+        Sentences that the vocabulary is learnt from.
+
+    Returns
+    -------
+    Any
+        The tokenizer.
+
+    Notes
+    -----
+    There is no advice that a vocabulary is smaller than asked for: here that is right.
+    """
+    if size not in SIZES:
+        return AutoTokenizer.from_pretrained(size)
     level = logger.level
     logger.setLevel(logging.ERROR)
     try:
@@ -239,6 +269,31 @@ def operations(config: VaswaniConfig, sources: list[int], targets: list[int]) ->
         Two for each multiplication in a matrix product: the encoder on every source word, keys and values of every
         source word for the decoder, and the decoder on every output word of every beam.
     """
+    return 2 * _multiplications(config, sources, targets, BEAMS)
+
+
+def training_operations(config: VaswaniConfig, sources: list[int], targets: list[int]) -> int:
+    """Count the floating-point operations that one training step needs, without any padding.
+
+    Parameters
+    ----------
+    config : VaswaniConfig
+        Dimensions of the model.
+    sources : list[int]
+        Words of each source.
+    targets : list[int]
+        Words of each target.
+
+    Returns
+    -------
+    int
+        Three times those of the forward pass: the gradient of a product needs two more, one for each factor.
+    """
+    return 3 * 2 * _multiplications(config, sources, targets, beams=1)
+
+
+def _multiplications(config: VaswaniConfig, sources: list[int], targets: list[int], beams: int) -> int:
+    """Count the multiplications of all matrix products, the decoder's once for each beam."""
     keys, values = config.num_attention_heads * config.d_k, config.num_attention_heads * config.d_v
     attention = config.d_model * (2 * keys + 2 * values)
     feed_forward = 2 * config.d_model * config.d_ff
@@ -250,21 +305,26 @@ def operations(config: VaswaniConfig, sources: list[int], targets: list[int]) ->
         own_past = target * (target + 1) // 2 * (keys + values)
         decoder = attention + config.d_model * (keys + values) + feed_forward + source * (keys + values)
         rows = target * (config.decoder_layers * decoder + config.d_model * config.vocab_size)
-        total += BEAMS * (rows + config.decoder_layers * own_past)
-    return 2 * total
+        total += beams * (rows + config.decoder_layers * own_past)
+    return total
 
 
 __all__ = [
     "ALPHA",
     "BEAMS",
     "LENGTHS",
+    "LINES_READ",
+    "LONGEST",
+    "SENTENCES_MADE",
     "SIZES",
     "Cell",
     "Job",
     "build_model",
     "config_of",
     "diversify",
+    "learn_tokenizer",
     "make_job",
     "operations",
     "tokenized_sentences",
+    "training_operations",
 ]

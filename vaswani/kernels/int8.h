@@ -23,8 +23,8 @@ static void round_rows(const float *left, int64_t left_stride, int64_t rows, int
         float factor = largest > 0 ? 127.5f / largest : 0; /* as torchao rounds */
 #pragma omp simd
         for (int64_t at = 0; at < depth; at++) {
-            float number = numbers[at] * factor;
-            result[at] = (uint8_t)(int32_t)((number < 127 ? number : 127) + 128.5f);
+            float number = (numbers[at] * factor + 12582912.0f) - 12582912.0f; /* nearest integer */
+            result[at] = (uint8_t)(int32_t)((number < 127 ? number : 127) + 128);
         }
         for (int64_t at = depth; at < stride; at++) result[at] = 128;
         rounded.scales[row] = largest / 127.5f;

@@ -11,6 +11,8 @@ struct rows {
     int64_t stride;
 };
 
+enum { MOST_RESULTS = 4 }; /* that are added up together */
+
 struct packed {
     int64_t threads, sentences, heads, key_width, value_width, is_causal;
     double scaling;
@@ -56,27 +58,31 @@ static void multiply_row(const float *row, const float *transposed, int64_t widt
     }
 }
 
-/* Add up some rows, each times its factor; factors stand `factor_stride` apart. */
-static void combine_rows(
-    struct rows rows, int64_t length, const float *factors, int64_t factor_stride, int64_t width, float *result)
+/* Add up some rows, each times its factor, for `results` columns of factors at a time: as many results, `width` wide. */
+static inline __attribute__((always_inline)) void combine_rows(
+    int results, struct rows rows, int64_t length, const float *factors, int64_t factor_stride, int64_t width,
+    float *result, int64_t result_stride)
 {
     int64_t at = 0;
     for (; at + 2 * LANES <= width; at += 2 * LANES) {
-        vec first = {0}, second = {0};
+        vec total[MOST_RESULTS][2] = {0};
         for (int64_t row = 0; row < length; row++) {
-            const float *values = rows.first + row * rows.stride + at;
-            float factor = factors[row * factor_stride];
-            first += factor * *(const vec *)values;
-            second += factor * *(const vec *)(values + LANES);
+            const float *values = rows.first + row * rows.stride + at, *factor = factors + row * factor_stride;
+            for (int one = 0; one < results; one++)
+                for (int half = 0; half < 2; half++)
+                    total[one][half] += factor[one] * *(const vec *)(values + half * LANES);
         }
-        *(vec *)(result + at) = first;
-        *(vec *)(result + at + LANES) = second;
+        for (int one = 0; one < results; one++)
+            for (int half = 0; half < 2; half++)
+                *(vec *)(result + one * result_stride + at + half * LANES) = total[one][half];
     }
-    for (; at < width; at++) {
-        float sum = 0;
-        for (int64_t row = 0; row < length; row++) sum += factors[row * factor_stride] * rows.first[row * rows.stride + at];
-        result[at] = sum;
-    }
+    for (; at < width; at++)
+        for (int one = 0; one < results; one++) {
+            float sum = 0;
+            for (int64_t row = 0; row < length; row++)
+                sum += factors[row * factor_stride + one] * rows.first[row * rows.stride + at];
+            result[one * result_stride + at] = sum;
+        }
 }
 
 static struct rows part(struct rows rows, int64_t row, int64_t column)
@@ -112,8 +118,8 @@ void attend(
                     for (int64_t at = 0; at < seen; at++) weights[at] *= (float)packed->scaling;
                     log_sums[row * packed->heads + head] = softmax(weights, seen);
                     combine_rows(
-                        own_values, seen, weights, 1, value_width,
-                        attended->first + row * attended->stride + head * value_width);
+                        1, own_values, seen, weights, 1, value_width,
+                        attended->first + row * attended->stride + head * value_width, 0);
                 }
             }
         free(transposed);
@@ -161,19 +167,27 @@ void attend_backward(
                         weight[at] = exponential(weight[at] * (float)packed->scaling - log_sum);
                         grad[at] = weight[at] * (grad[at] - mean) * (float)packed->scaling;
                     }
+                    for (int64_t at = seen; at < lanes_for(seen); at++) weight[at] = grad[at] = 0;
                     combine_rows(
-                        own_keys, seen, grad, 1, key_width,
-                        query_grad->first + (first + row) * query_grad->stride + head * key_width);
+                        1, own_keys, seen, grad, 1, key_width,
+                        query_grad->first + (first + row) * query_grad->stride + head * key_width, 0);
                 }
-                for (int64_t key = 0; key < length; key++) {
+                for (int64_t key = 0; key < length; key += MOST_RESULTS) {
                     int64_t before = packed->is_causal ? min(key, rows) : 0; /* rows that do not see it */
                     const float *grad = grads + before * own_lanes + key, *weight = weights + before * own_lanes + key;
-                    combine_rows(
-                        part(own_queries, before, 0), rows - before, grad, own_lanes, key_width,
-                        key_grad->first + (first_key + key) * key_grad->stride + head * key_width);
-                    combine_rows(
-                        part(own_grads, before, 0), rows - before, weight, own_lanes, value_width,
-                        value_grad->first + (first_key + key) * value_grad->stride + head * value_width);
+                    float *to_key = key_grad->first + (first_key + key) * key_grad->stride + head * key_width;
+                    float *to_value = value_grad->first + (first_key + key) * value_grad->stride + head * value_width;
+                    struct rows seeing = part(own_queries, before, 0), seeing_grads = part(own_grads, before, 0);
+#define COMBINE(RESULTS) \
+    combine_rows(RESULTS, seeing, rows - before, grad, own_lanes, key_width, to_key, key_grad->stride); \
+    combine_rows(RESULTS, seeing_grads, rows - before, weight, own_lanes, value_width, to_value, value_grad->stride)
+                    switch (length - key) {
+                    case 1: COMBINE(1); break;
+                    case 2: COMBINE(2); break;
+                    case 3: COMBINE(3); break;
+                    default: COMBINE(MOST_RESULTS);
+                    }
+#undef COMBINE
                 }
             }
         free(keys_transposed);

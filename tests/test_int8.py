@@ -1,0 +1,110 @@
+"""Weights of eight bits: rounded by torchao when a model is loaded, computed by the kernels, saved and loaded again."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch.testing import assert_close
+from torchao.quantization import Int8DynamicActivationInt8WeightConfig, Int8WeightOnlyConfig
+from transformers import AutoModelForSeq2SeqLM, TorchAoConfig
+
+from tests.conftest import ragged_batch, tiny_model
+from vaswani import native_vaswani, paper_generation_config
+from vaswani.decoding_vaswani import is_int8
+from vaswani.native_vaswani import fits_kernels, kernels
+from vaswani.translation import Translator
+
+INT8 = TorchAoConfig(Int8DynamicActivationInt8WeightConfig())
+needs_int8 = pytest.mark.skipif(
+    kernels() is None or not kernels().has_int8(), reason="the kernels were not built, or the machine lacks VNNI"
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("int8") / "single"
+    model = tiny_model(d_model=64, d_ff=136, d_k=20, d_v=12, attention_bias=True)  # no panel is full
+    model.generation_config = paper_generation_config(model.config)
+    model.save_pretrained(path)
+    return path
+
+
+@pytest.fixture
+def steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Count the steps of the decoder that the kernels take."""
+    taken: list[int] = []
+    advance = native_vaswani.NativeDecoder.advance
+
+    def counted(self, words, parents):
+        taken.append(len(words))
+        return advance(self, words, parents)
+
+    monkeypatch.setattr(native_vaswani.NativeDecoder, "advance", counted)
+    return taken
+
+
+def source() -> dict[str, torch.Tensor]:
+    return {name: rows for name, rows in ragged_batch().items() if name != "labels"}
+
+
+@needs_int8
+def test_the_kernels_compute_what_torchao_computes(folder: Path, steps: list[int]) -> None:
+    model = AutoModelForSeq2SeqLM.from_pretrained(folder, quantization_config=INT8)
+    assert is_int8(model.model.decoder.layers[0].self_attn.q_proj.weight)
+    assert fits_kernels(model.model.encoder)
+    options = {"return_dict_in_generate": True, "output_scores": True, "max_new_tokens": 5, "min_new_tokens": 5}
+    with torch.no_grad():
+        encoded = model.get_encoder()(**source()).last_hidden_state
+        found = model.generate(**source(), **options)
+        assert len(steps) == 5
+        model.set_fast_paths(False)
+        by_torchao = model.get_encoder()(**source()).last_hidden_state
+        expected = model.generate(**source(), **options)
+        assert len(steps) == 5
+        exact = AutoModelForSeq2SeqLM.from_pretrained(folder)
+        states = exact.get_encoder()(**source()).last_hidden_state
+    real = source()["attention_mask"].bool()
+    ours, theirs = ((each - states)[real].abs().mean() for each in (encoded, by_torchao))
+    assert ours < 1.1 * theirs  # the same rounding but for ties
+    assert (encoded - by_torchao)[real].abs().mean() < theirs
+    assert (found.scores[0] - expected.scores[0]).abs().max() < 0.1  # here the matrix of words is rounded too
+    assert not torch.equal(found.scores[0], expected.scores[0])
+
+
+@needs_int8
+def test_rounding_changes_little_but_something(folder: Path) -> None:
+    single = AutoModelForSeq2SeqLM.from_pretrained(folder)
+    rounded = AutoModelForSeq2SeqLM.from_pretrained(folder, quantization_config=INT8)
+    with torch.no_grad():
+        states = [model.get_encoder()(**source()).last_hidden_state for model in (single, rounded)]
+    difference = (states[0] - states[1]).abs().max()
+    assert 1e-4 < difference < 0.1
+
+
+@needs_int8
+def test_a_rounded_model_is_saved_and_loaded(folder: Path, tmp_path: Path, steps: list[int]) -> None:
+    model = AutoModelForSeq2SeqLM.from_pretrained(folder, quantization_config=INT8)
+    expected = model.generate(**source(), return_dict_in_generate=True)
+    model.save_pretrained(tmp_path)
+    again = AutoModelForSeq2SeqLM.from_pretrained(tmp_path)
+    steps.clear()
+    found = again.generate(**source(), return_dict_in_generate=True)
+    assert steps
+    assert_close(found.sequences, expected.sequences)
+    assert_close(found.sequences_scores, expected.sequences_scores)
+
+
+def test_weights_that_are_rounded_otherwise_are_left_to_torchao(folder: Path, steps: list[int]) -> None:
+    model = AutoModelForSeq2SeqLM.from_pretrained(folder, quantization_config=TorchAoConfig(Int8WeightOnlyConfig()))
+    assert not is_int8(model.model.decoder.layers[0].self_attn.q_proj.weight)
+    output = model.generate(**source(), return_dict_in_generate=True)
+    assert steps == []
+    single = AutoModelForSeq2SeqLM.from_pretrained(folder).generate(**source(), return_dict_in_generate=True)
+    assert_close(output.sequences_scores, single.sequences_scores, rtol=0.1, atol=0.1)
+
+
+def test_without_torchao_eight_bits_are_a_clear_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torchao.quantization", None)
+    with pytest.raises(ValueError, match=r"Eight bits need torchao: pip install 'vaswani\[int8\]'"):
+        Translator.from_pretrained(folder, int8=True)

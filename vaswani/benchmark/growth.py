@@ -1,0 +1,372 @@
+"""The growth: how time and memory grow with sentences, batches and beams, beside the paper's Table 1.
+
+Table 1 has two terms for a layer: self-attention makes about n^2 d operations for a sentence of n words, and what is
+done to each word for itself n d^2. Nothing should grow faster than their sum.
+"""
+
+import ctypes
+import gc
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from tqdm.auto import tqdm
+
+from .measure import ROUND_SECONDS, Worker, peak_memory
+from .pairs import TrainingCell, TrainingJob
+from .peers import Engine, Vaswani
+from .report import aligned
+from .workload import BEAMS, Cell, Job, config_of
+
+LENGTHS = (16, 32, 64, 128, 256, 512, 1024)
+BATCHES = (1, 2, 4, 8, 16, 32, 64)
+BEAM_SIZES = (1, 2, 4, 8, 16)
+# Words of the sentences where the batch or the beam grows, sentences of a training step, and words of a warm-up.
+SHORT, TRAINED, WARM_UP = 16, 4, 4
+# Calls that are timed; the fastest counts.
+ROUNDS = 3
+PLURALS = {"words": "words", "batch": "sentences", "beam": "beams"}
+MEGABYTE = 2**20
+# Less memory than this cannot be told from what the process does besides.
+LEAST_MEMORY = MEGABYTE // 4
+
+
+@dataclass(frozen=True)
+class Series:
+    """Hold how time and memory grow with one quantity.
+
+    Parameters
+    ----------
+    task : str
+        "generation" or "training".
+    quantity : str
+        "words", "batch" or "beam".
+    title : str
+        What is measured.
+    values : list[int]
+        Values of the quantity.
+    seconds : list[float]
+        Processor's time of a call at each value.
+    memory : list[int]
+        Bytes that a call adds to its process at each value.
+    formula : list[int]
+        Operations after Table 1 at each value, but for a factor.
+    """
+
+    task: str
+    quantity: str
+    title: str
+    values: list[int]
+    seconds: list[float]
+    memory: list[int]
+    formula: list[int]
+
+
+@dataclass(frozen=True)
+class GrowingJob(Job):
+    """Hold sentences of one length to translate together; its warm-up is short, so that it takes no memory before."""
+
+    def smallest(self) -> Job:
+        """Return the job that warms an engine up.
+
+        Returns
+        -------
+        Job
+            A short sentence.
+        """
+        return Job([self.sources[0][-WARM_UP:]], self.lengths, [WARM_UP])
+
+
+@dataclass(frozen=True)
+class GrowingTrainingJob(TrainingJob):
+    """Hold pairs of one length to learn in one step; its warm-up is short, so that it takes no memory before."""
+
+    def smallest(self) -> TrainingJob:  # type: ignore[override]
+        """Return the job that warms an engine up.
+
+        Returns
+        -------
+        TrainingJob
+            A short pair.
+        """
+        return TrainingJob([[{name: words[-WARM_UP:] for name, words in self.batches[0][0].items()}]])
+
+
+def formula(length: int, width: int) -> int:
+    """Count the operations of a layer after the paper's Table 1.
+
+    Parameters
+    ----------
+    length : int
+        Words of the sentence, n.
+    width : int
+        Width of the model, d.
+
+    Returns
+    -------
+    int
+        n^2 d + n d^2.
+    """
+    return length**2 * width + length * width**2
+
+
+def exponent(values: Sequence[float], costs: Sequence[float]) -> float:
+    """Return the power with which a cost grows between the two largest values.
+
+    Parameters
+    ----------
+    values : Sequence[float]
+        Values of a quantity, ascending.
+    costs : Sequence[float]
+        The cost at each of them.
+
+    Returns
+    -------
+    float
+        Slope of the line through the last two points in a log-log picture; not a number if one of the costs is 0.
+    """
+    if min(costs[-2:]) <= 0:
+        return math.nan
+    return math.log(costs[-1] / costs[-2]) / math.log(values[-1] / values[-2])
+
+
+def measure_point(engine: Engine, job: Job | TrainingJob, beams: int | None, rounds: int) -> tuple[float, int]:
+    """Measure time and memory of one call.
+
+    Parameters
+    ----------
+    engine : Engine
+        Our own engine, in a process that has done nothing else.
+    job : Job | TrainingJob
+        The sentences.
+    beams : int | None
+        Beams of the search; None in training.
+    rounds : int
+        How often to time the call.
+
+    Returns
+    -------
+    tuple[float, int]
+        Processor's seconds of the fastest round, and the most bytes that a call adds to the process.
+    """
+    if isinstance(engine, Vaswani):
+        engine.model.generation_config.num_beams = beams
+    engine.prepare(job.smallest())()
+    _return_free_memory()
+    memory = peak_memory(engine, job)
+    return min(_processor_seconds(engine, job) for _ in range(rounds)), memory
+
+
+def _return_free_memory() -> None:
+    """Give memory that is free back to the system: a call would use it first, and seem to need none."""
+    gc.collect()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # only the C library of GNU has it
+    if trim:
+        trim(0)
+
+
+def _processor_seconds(engine: Engine, job: Job | TrainingJob) -> float:
+    """Return the processor's time of one call, which other programs on the machine do not change much."""
+    call = engine.prepare(job)
+    calls, start = 0, time.process_time()
+    while True:
+        call()
+        calls += 1
+        if (elapsed := time.process_time() - start) >= ROUND_SECONDS:
+            return elapsed / calls
+
+
+def run_growth(
+    size: str = "tiny",
+    lengths: Sequence[int] = LENGTHS,
+    batches: Sequence[int] = BATCHES,
+    beams: Sequence[int] = BEAM_SIZES,
+    rounds: int = ROUNDS,
+    threads: int = 1,
+) -> list[Series]:
+    """Measure how time and memory grow, each point in a fresh process.
+
+    Parameters
+    ----------
+    size : str, default="tiny"
+        "base", "tiny", or the folder of a trained model.
+    lengths : Sequence[int], default=LENGTHS
+        Words of a source; its output or target is forced to as many.
+    batches : Sequence[int], default=BATCHES
+        Sentences that are translated together.
+    beams : Sequence[int], default=BEAM_SIZES
+        Beams of the search.
+    rounds : int, default=ROUNDS
+        How often each call is timed.
+    threads : int, default=1
+        Threads that are used.
+
+    Returns
+    -------
+    list[Series]
+        Translation against words, batch and beam, and a training step against words.
+    """
+    width = config_of(size).d_model
+    short = f"{SHORT} words"
+    # task, quantity, title, values; and for each value its words, batch and beam, and the operations of Table 1
+    plan: list[tuple[str, str, str, Sequence[int], Any]] = [
+        (Cell.task, "words", f"translation, batch 1, beam {BEAMS}", lengths, lambda n: (n, 1, BEAMS)),
+        (Cell.task, "batch", f"translation, {short}, beam {BEAMS}", batches, lambda n: (SHORT, n, BEAMS)),
+        (Cell.task, "beam", f"translation, {short}, batch 1", beams, lambda n: (SHORT, 1, n)),
+        (TrainingCell.task, "words", f"training step, {TRAINED} sentences", lengths, lambda n: (n, TRAINED, 1)),
+    ]
+    found = []
+    with tqdm(total=sum(len(values) for _, _, _, values, _ in plan), unit="point") as bar:
+        for task, quantity, title, values, shape in plan:
+            points = []
+            for words, batch, width_of_beam in map(shape, values):
+                bar.set_description(f"{title}: {words} words, batch {batch}, beam {width_of_beam}")
+                job = _job(task, words, batch, config_of(size))
+                with Worker(Vaswani.name, size, threads, task, MALLOC_ARENA_MAX="1") as worker:
+                    worker.wait()
+                    points.append(worker.ask(measure_point, job, width_of_beam, rounds))
+                bar.update()
+            seconds, memory = ([point[i] for point in points] for i in range(2))
+            operations = [formula(words, width) * batch * beam for words, batch, beam in map(shape, values)]
+            found.append(Series(task, quantity, title, list(values), seconds, memory, operations))
+    return found
+
+
+def _job(task: str, length: int, batch: int, config: Any) -> Job | TrainingJob:
+    """Return sentences of one length, with words that are no special symbols."""
+    first, end = 10, config.eos_token_id
+    rows = [
+        [first + (7 * i + 31 * row) % (config.vocab_size - first) for i in range(length - 1)] for row in range(batch)
+    ]
+    sentences = [[*row, end] for row in rows]
+    if task == TrainingCell.task:
+        return GrowingTrainingJob([[{"input_ids": sentence, "labels": sentence} for sentence in sentences]])
+    return GrowingJob(sentences, "equal", [length] * batch)
+
+
+def growth_table(found: Sequence[Series]) -> list[str]:
+    """Write all points and the exponents as a table.
+
+    Parameters
+    ----------
+    found : Sequence[Series]
+        From `run_growth`.
+
+    Returns
+    -------
+    list[str]
+        Lines of text.
+    """
+    rows = [["what", "quantity", "value", "s", "MiB"]]
+    for each in found:
+        for value, seconds, memory in zip(each.values, each.seconds, each.memory, strict=True):
+            rows.append([each.title, each.quantity, str(value), f"{seconds:.4f}", f"{memory / MEGABYTE:,.1f}"])
+    lines = [
+        *aligned(rows, [0, 1]),
+        "s: processor time of a call, the fastest round; MiB: the most that a call adds to its process",
+        "",
+    ]
+    for each in found:
+        if len(each.values) > 1:
+            power, of_memory, allowed = _exponents(each)
+            memory_text = "memory is too little to tell" if math.isnan(of_memory) else f"memory with {of_memory:.2f}"
+            lines.append(
+                f"{each.title}: from {each.values[-2]} to {each.values[-1]} {PLURALS[each.quantity]}, time grows with "
+                f"the power {power:.2f}, {memory_text}; Table 1 grows with {allowed:.2f}"
+            )
+    return lines
+
+
+def _exponents(each: Series) -> tuple[float, float, float]:
+    """Return those of time, of memory, and of the formula; not a number where memory is too small to tell."""
+    memory = [needed if needed >= LEAST_MEMORY else 0 for needed in each.memory]
+    time_power, memory_power, allowed = (exponent(each.values, costs) for costs in (each.seconds, memory, each.formula))
+    return time_power, memory_power, allowed
+
+
+def draw_growth(found: Sequence[Series], path: Path) -> None:
+    """Draw time and memory beside the formula, in log-log pictures.
+
+    Parameters
+    ----------
+    found : Sequence[Series]
+        From `run_growth`.
+    path : Path
+        PNG file.
+
+    Notes
+    -----
+    The formula is scaled to the largest point. Where what was measured lies above it further left, it grows slower.
+    """
+    import matplotlib as mpl  # here, because it takes a second to import
+
+    mpl.use("Agg")
+    from matplotlib import pyplot
+    from matplotlib.ticker import FuncFormatter, NullFormatter, NullLocator
+
+    figure, grid = pyplot.subplots(2, len(found), figsize=(3.6 * len(found), 6.4), squeeze=False, layout="constrained")
+    plain = FuncFormatter(lambda value, _: f"{value:g}")
+    for column, each in enumerate(found):
+        time_power, memory_power, allowed = _exponents(each)
+        pictures = (
+            (grid[0, column], "processor time, s", each.seconds, time_power, 0),
+            (
+                grid[1, column],
+                "memory, MiB",
+                [needed / MEGABYTE for needed in each.memory],
+                memory_power,
+                LEAST_MEMORY / MEGABYTE,
+            ),
+        )
+        for axes, unit, costs, power, least in pictures:
+            points = [(value, cost) for value, cost in zip(each.values, costs, strict=True) if cost >= least]
+            axes.set_xlabel({"words": "words of the sentence"}.get(each.quantity, each.quantity))
+            axes.set_ylabel(unit if column == 0 else "")
+            if not points:
+                axes.text(0.5, 0.5, f"below {LEAST_MEMORY / MEGABYTE:g} MiB", ha="center", transform=axes.transAxes)
+                axes.set(xticks=[], yticks=[])
+                continue
+            scale = points[-1][1] / each.formula[each.values.index(points[-1][0])]
+            curve = [scale * operations for operations in each.formula]
+            axes.loglog(each.values, curve, "--", color="tab:orange", label=f"Table 1: power {allowed:.2f}")
+            measured = "measured" if math.isnan(power) else f"measured: power {power:.2f}"
+            axes.loglog(*zip(*points, strict=True), "o-", color="tab:blue", label=measured)
+            axes.set_xticks(each.values)
+            for axis in (axes.xaxis, axes.yaxis):
+                axis.set_major_formatter(plain)
+                axis.set_minor_formatter(NullFormatter())
+            axes.xaxis.set_minor_locator(NullLocator())
+            axes.tick_params(labelsize=8)
+            axes.grid(alpha=0.3)
+            axes.legend(fontsize=8, loc="best")
+        grid[0, column].set_title(each.title, fontsize=10)
+    figure.suptitle("Growth beside n² d + n d², scaled to the largest point; power: between the two largest values")
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
+
+
+def growth_as_json(found: Sequence[Series]) -> list[dict[str, Any]]:
+    """Bring the measurement into a form for JSON.
+
+    Parameters
+    ----------
+    found : Sequence[Series]
+        From `run_growth`.
+
+    Returns
+    -------
+    list[dict[str, Any]]
+        All points of each series, and the powers between the two largest values; None where memory is too little.
+    """
+    names = ("seconds", "memory", "formula")
+    contents = []
+    for each in found:
+        powers = dict(zip(names, _exponents(each), strict=True)) if len(each.values) > 1 else {}
+        contents.append({**asdict(each), "exponents": {k: None if math.isnan(v) else v for k, v in powers.items()}})
+    return contents
+
+
+__all__ = ["Series", "draw_growth", "exponent", "formula", "growth_as_json", "growth_table", "run_growth"]
