@@ -11,6 +11,7 @@ from transformers import AutoModelForSeq2SeqLM, TorchAoConfig
 
 from tests.conftest import ragged_batch, tiny_model
 from vaswani import native_vaswani, paper_generation_config
+from vaswani.cli import main
 from vaswani.decoding_vaswani import is_int8
 from vaswani.native_vaswani import fits_kernels, kernels
 from vaswani.translation import Translator
@@ -108,3 +109,20 @@ def test_without_torchao_eight_bits_are_a_clear_error(folder: Path, monkeypatch:
     monkeypatch.setitem(sys.modules, "torchao.quantization", None)
     with pytest.raises(ValueError, match=r"Eight bits need torchao: pip install 'vaswani\[int8\]'"):
         Translator.from_pretrained(folder, int8=True)
+
+
+@needs_int8
+def test_the_command_rounds_on_request(saved_folder: str, steps: list[int], capsys: pytest.CaptureFixture[str]) -> None:
+    rounded = set()
+    begin = native_vaswani.PackedStack.__init__
+
+    def watched(self, stack, output) -> None:
+        begin(self, stack, output)
+        rounded.add(self._is_int8)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(native_vaswani.PackedStack, "__init__", watched)
+        main(["translate", "one two three", "--model", saved_folder, "--int8"])
+    assert steps
+    assert rounded == {True}
+    assert capsys.readouterr().out.count("\n") == 1

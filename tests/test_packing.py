@@ -143,6 +143,21 @@ def test_dropout_on_attention_weights_is_there(packings) -> None:
     assert losses[0] != losses[1]
 
 
+def test_torchs_default_precision_does_not_matter() -> None:
+    model = model_in("kernels")
+    model.generation_config.num_beams = 2
+    found = []
+    for default in (torch.float32, torch.float64):
+        torch.set_default_dtype(default)
+        try:
+            loss, gradients, _ = trained_once(model.train(), True, **ragged_batch())
+            words = model.eval().generate(ragged_batch()["input_ids"], max_new_tokens=5, length_penalty_form="gnmt")
+        finally:
+            torch.set_default_dtype(torch.float32)
+        found.append((loss, gradients, words))
+    assert_close(found[0], found[1], rtol=0, atol=0)
+
+
 # --- logits
 
 
@@ -230,3 +245,15 @@ def test_compiled_and_exported_models_are_padded(packings) -> None:
     assert_close(compiled.loss, expected, rtol=1e-5, atol=0)
     torch.export.export(model, (), kwargs=ragged_batch(), strict=False)
     assert packings == []
+
+
+def test_offloaded_weights_are_fetched() -> None:
+    from accelerate import cpu_offload
+
+    source = {name: rows for name, rows in ragged_batch().items() if name != "labels"}
+    model = model_in("kernels", tie_word_embeddings=False)
+    expected = model(**ragged_batch()).loss.detach(), model.eval().generate(**source, max_new_tokens=5)
+    cpu_offload(model, execution_device=torch.device("cpu"))
+    assert model.lm_head.weight.device.type == "meta"
+    found = model.train()(**ragged_batch()).loss.detach(), model.eval().generate(**source, max_new_tokens=5)
+    assert_close(found, expected, rtol=1e-5, atol=1e-6)

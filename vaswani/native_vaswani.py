@@ -120,6 +120,11 @@ def fits_kernels(stack: Any) -> bool:
     return is_papers and is_single and (kinds == {False} or (kinds == {True} and kernels().has_int8()))
 
 
+def _floats(*shape: int) -> torch.Tensor:
+    """Return room for numbers of the kernels, whatever torch's defaults are."""
+    return torch.empty(shape, dtype=torch.float32, device="cpu")
+
+
 def _padded(columns: int) -> int:
     return -(-columns // PANEL) * PANEL
 
@@ -180,7 +185,7 @@ class PackedStack:
         )
         if output is not None:
             self.structure.output = self._product(output)
-        self.positions = torch.empty(0)
+        self.positions = _floats(0)
 
     @classmethod
     def of(cls, stack: Any, output: nn.Linear | None = None) -> "PackedStack":
@@ -300,22 +305,22 @@ class _Room:
         """Make room for the source's keys and values in some layers."""
         config, work = self._config, self.structure
         places = layers * work.sentences * work.source_width * config.num_attention_heads
-        self["source_keys"] = torch.empty(places * config.d_k)
-        self["source_values"] = torch.empty(places * config.d_v)
+        self["source_keys"] = _floats(places * config.d_k)
+        self["source_values"] = _floats(places * config.d_v)
 
     def make_rows(self, rows: int, longest_past: int) -> None:
         """Make room for what is computed of some rows."""
         config, work = self._config, self.structure
         keys, values = config.num_attention_heads * config.d_k, config.num_attention_heads * config.d_v
         widest = max(_padded(2 * keys + values), _padded(config.d_ff) + _padded(config.d_model))
-        self["states"] = torch.empty(rows, config.d_model)
-        self["products"] = torch.empty(rows, widest)
-        self["attended"] = torch.empty(rows, values)
-        self["scores"] = torch.empty(work.threads, max(longest_past, work.source_width))
+        self["states"] = _floats(rows, config.d_model)
+        self["products"] = _floats(rows, widest)
+        self["attended"] = _floats(rows, values)
+        self["scores"] = _floats(work.threads, max(longest_past, work.source_width))
         self["rounded"] = torch.empty(
             rows, max(_padded(config.d_ff), _padded(max(config.d_model, values))), dtype=torch.uint8
         )
-        self["row_scales"] = torch.empty(rows)
+        self["row_scales"] = _floats(rows)
 
 
 def largest_of_rows(scores: torch.Tensor, places: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -338,7 +343,7 @@ def largest_of_rows(scores: torch.Tensor, places: torch.Tensor, count: int) -> t
     if scores.dtype != torch.float32 or scores.device.type != "cpu" or kernels() is None:
         return largest(scores.index_select(0, places), count)
     scores, count = scores.contiguous(), min(count, scores.shape[1])
-    best, columns = torch.empty(len(places), count), torch.empty(len(places), count, dtype=torch.long)
+    best, columns = _floats(len(places), count), torch.empty(len(places), count, dtype=torch.long)
     sizes = torch.get_num_threads(), len(places), scores.shape[1]
     pointers = places.data_ptr(), scores.data_ptr(), count, best.data_ptr(), columns.data_ptr()
     kernels().rank_scores(*sizes, *pointers)
@@ -368,7 +373,8 @@ def encode_natively(stack: Any, hidden_states: torch.Tensor, attention_mask: tor
     room.make_source(layers=1)
     room.make_rows(sum(lengths), 0)
     room["states"] = hidden_states[real]  # (M, D)
-    kernels().encode(PackedStack.of(stack).structure, room.structure)
+    packed = PackedStack.of(stack)  # a name of its own: another thread may replace the stack's
+    kernels().encode(packed.structure, room.structure)
     padded = torch.zeros_like(hidden_states)
     padded[real] = room["states"]
     return padded
@@ -484,7 +490,7 @@ class NativeDecoder:
         torch.Tensor
             Scores before the softmax, of shape (rows, vocabulary).
         """
-        logits = torch.empty(len(states), self.vocab_size)
+        logits = _floats(len(states), self.vocab_size)
         self._score(len(states), torch.arange(len(states)), False, logits)
         return logits
 
@@ -524,8 +530,8 @@ class NativeDecoder:
         """
         count = min(count, self.vocab_size)
         parts, rows = self._room.structure.threads, len(states)
-        best, words = torch.empty(parts, rows, count), torch.empty(parts, rows, count, dtype=torch.long)
-        sums = torch.empty(2, parts, rows)
+        best, words = _floats(parts, rows, count), torch.empty(parts, rows, count, dtype=torch.long)
+        sums = _floats(2, parts, rows)
         pointers = best.data_ptr(), words.data_ptr(), sums[0].data_ptr(), sums[1].data_ptr()
         kernels().rank_words(self._packed.structure, self._room.structure, rows, count, *pointers)
         return best[0], words[0]
@@ -536,7 +542,7 @@ class NativeDecoder:
         sentences, old = room.structure.sentences, room["pasts"].shape[-1]
         layers = len(self._stack.layers)
         for name, width in (("keys", config.d_k), ("values", config.d_v)):
-            cache = torch.empty(layers, sentences, slots, config.num_attention_heads * width)
+            cache = _floats(layers, sentences, slots, config.num_attention_heads * width)
             if old:
                 cache[:, :, :old] = room[name]
             room[name] = cache

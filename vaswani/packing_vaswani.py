@@ -163,8 +163,8 @@ class _Attention(torch.autograd.Function):
     def forward(ctx: Any, *inputs: Any) -> torch.Tensor:
         query, key, value, query_starts, key_starts, heads, is_causal, scaling = inputs
         query, key, value = (each if each.stride(1) == 1 else each.contiguous() for each in (query, key, value))
-        attended = torch.empty(len(query), value.shape[1])
-        log_sums = torch.empty(len(query), heads)
+        attended = query.new_empty(len(query), value.shape[1])
+        log_sums = query.new_empty(len(query), heads)
         ctx.packed = _Packed(
             threads=torch.get_num_threads(),
             sentences=len(query_starts) - 1,
@@ -186,7 +186,7 @@ class _Attention(torch.autograd.Function):
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
         query, key, value, attended, log_sums, *_ = ctx.saved_tensors
         gradient = gradient.contiguous()
-        gradients = [torch.empty(each.shape) for each in (query, key, value)]
+        gradients = [each.new_empty(each.shape) for each in (query, key, value)]
         rows = [_rows(each) for each in (query, key, value, attended)]
         gradient_rows = [_rows(each) for each in (gradient, *gradients)]
         kernels().attend_backward(ctypes.byref(ctx.packed), *rows, log_sums.data_ptr(), *gradient_rows)
@@ -216,7 +216,7 @@ class _Loss(torch.autograd.Function):
             if weight_gradient is not None:
                 weight_gradient.addmm_(gradient.t(), rows)
         ctx.gradients = states_gradient, weight_gradient
-        return torch.tensor(total)
+        return torch.tensor(total, dtype=torch.float32)
 
     @staticmethod
     @once_differentiable

@@ -317,7 +317,8 @@ class BeamSearch:
         log_probs = self._log_probs
         if len(self._decoders) == 1 and isinstance(self._decoders[0], NativeDecoder) and self.logits is None:
             if not len(log_probs):
-                log_probs = torch.empty(len(self._sentences) * self._beams, self._decoders[0].vocab_size)
+                shape = len(self._sentences) * self._beams, self._decoders[0].vocab_size
+                log_probs = self._states[0].new_empty(shape)
             self._decoders[0].write_log_probs(self._states[0], log_probs, rows)
         else:
             logits = self._all_logits()
