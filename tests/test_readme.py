@@ -37,6 +37,8 @@ def test_the_readme_has_its_commands() -> None:
         "vaswani translate --model run/averaged --input test.en --output test.de\n"
         "vaswani evaluate --hypothesis test.de --reference reference.de",
         "vaswani train --train train.en train.de --valid valid.en valid.de --preset base --output_dir run",
-        "vaswani benchmark --sentences test_2016_flickr.en --rounds 7",
+        "vaswani benchmark --sentences test_2016_flickr.en --chart speed.png",
+        "vaswani benchmark --size tiny --tokens 2000 --sentences train.en --targets train.de --peers marian\n"
+        "vaswani benchmark --size base --tokens 600 --sentences train.en --targets train.de --peers marian",
         'pip install -c constraints.txt -e ".[test]" && pytest',
     ]

@@ -144,7 +144,7 @@ class Translator:
         device : str | torch.device | None, default=None
             Where to translate; by default on the first CUDA device, or without one on the CPU.
         int8 : bool, default=False
-            Whether to round weights to eight bits, with torchao: about 1.7 times as fast on a CPU.
+            Whether to round weights to eight bits, with torchao: faster on a CPU.
         **options : Any
             Options of `Translator`.
 

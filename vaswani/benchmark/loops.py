@@ -11,7 +11,13 @@ from typing import Any, ClassVar
 
 import torch
 from datasets import Dataset
-from transformers import DataCollatorForSeq2Seq, Seq2SeqTrainer, Seq2SeqTrainingArguments, TrainerCallback
+from transformers import (
+    DataCollatorForSeq2Seq,
+    PrinterCallback,
+    Seq2SeqTrainer,
+    Seq2SeqTrainingArguments,
+    TrainerCallback,
+)
 from transformers.utils import logging
 
 from ..training import VaswaniTrainer, VaswaniTrainingArguments
@@ -165,6 +171,7 @@ def run_loop(loop: str, cell: LoopCell, pairs: list[Pair]) -> LoopTime:
             tokenizer = learn_tokenizer(cell.size, ["one word"])
             collator = DataCollatorForSeq2Seq(tokenizer, marian)
             trainer = Seq2SeqTrainer(marian, arguments, train_dataset=dataset, data_collator=collator)
+        trainer.remove_callback(PrinterCallback)
         clock = _Clock()
         clock.watch(trainer)
         trainer.train()
