@@ -643,7 +643,8 @@ def test_a_slow_writer_gets_each_answer_at_once_and_a_reader_may_leave(folders: 
         process.stdout.close()
         process.stdin.write(SENTENCES[2] + "\n")
         process.stdin.close()
-        assert process.stderr.read() == ""
+        told = [line for line in process.stderr if "torchao" not in line and "torch/utils" not in line]
+        assert told == []  # but for what torchao says of itself, where it is installed
         deadline.cancel()
     assert process.returncode == 1
 

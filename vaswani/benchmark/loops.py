@@ -139,8 +139,6 @@ def run_loop(loop: str, cell: LoopCell, pairs: list[Pair]) -> LoopTime:
     LoopTime
         What it took.
     """
-    logging.set_verbosity_error()
-    torch.set_num_threads(cell.threads)
     model = build_model(cell.size)
     dataset = Dataset.from_list(pairs)
     shared: dict[str, Any] = {
@@ -178,6 +176,12 @@ def run_loop(loop: str, cell: LoopCell, pairs: list[Pair]) -> LoopTime:
     return LoopTime(clock.end - clock.start, clock.tokens, clock.step_seconds)
 
 
+def _begin(threads: int) -> None:
+    """Begin a process that runs one loop."""
+    logging.set_verbosity_error()
+    torch.set_num_threads(threads)
+
+
 def measure_loops(cell: LoopCell, pairs: list[Pair], rounds: int) -> dict[str, list[LoopTime]]:
     """Run the loops in turn, each time in a new process.
 
@@ -199,7 +203,8 @@ def measure_loops(cell: LoopCell, pairs: list[Pair], rounds: int) -> dict[str, l
     threads = {"OMP_NUM_THREADS": str(cell.threads), "MKL_NUM_THREADS": str(cell.threads)}
     for number in range(rounds):
         for loop in LOOPS if number % 2 == 0 else reversed(LOOPS):
-            with changed_environment(threads), ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as executor:
+            spawn = multiprocessing.get_context("spawn")
+            with changed_environment(threads), ProcessPoolExecutor(1, spawn, _begin, (cell.threads,)) as executor:
                 times[loop].append(executor.submit(run_loop, loop, cell, pairs).result())
     return times
 
