@@ -32,7 +32,7 @@ def test_the_readme_has_its_commands() -> None:
     commands = re.findall(r"```bash\n(.*?)\n```", README, re.DOTALL)
     assert commands == [
         "pip install -c constraints.txt . && vaswani demo",
-        'vaswani translate "The loud guest handed the cheap carrot cake to the happy waitress." '
+        'vaswani translate "The friendly singer had sent the bad hazelnut cake to the beautiful queen today." '
         "--model vaswani-demo/averaged\n"
         "vaswani translate --model run/averaged --input test.en --output test.de\n"
         "vaswani evaluate --hypothesis test.de --reference reference.de",
