@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch.testing import assert_close
-from torchao.quantization import Int8DynamicActivationInt8WeightConfig, Int8WeightOnlyConfig
+from torchao.quantization import Int8DynamicActivationInt8WeightConfig, Int8WeightOnlyConfig, quantize_
 from transformers import AutoModelForSeq2SeqLM, TorchAoConfig
 
 from tests.conftest import ragged_batch, tiny_model
@@ -103,6 +103,18 @@ def test_weights_that_are_rounded_otherwise_are_left_to_torchao(folder: Path, st
     assert steps == []
     single = AutoModelForSeq2SeqLM.from_pretrained(folder).generate(**source(), return_dict_in_generate=True)
     assert_close(output.sequences_scores, single.sequences_scores, rtol=0.1, atol=0.1)
+
+
+def test_rounding_the_matrix_of_words_alone_is_left_to_torchao(steps: list[int]) -> None:
+    model = tiny_model(d_model=64, tie_word_embeddings=False)
+    model.generation_config = paper_generation_config(model.config)
+    expected = model.generate(**source(), return_dict_in_generate=True, max_new_tokens=5)
+    steps.clear()
+    quantize_(model, INT8.quant_type, filter_fn=lambda module, name: name == "lm_head")
+    assert is_int8(model.lm_head.weight)
+    found = model.generate(**source(), return_dict_in_generate=True, max_new_tokens=5)
+    assert steps == []
+    assert_close(found.sequences_scores, expected.sequences_scores, rtol=0.1, atol=0.1)
 
 
 def test_without_torchao_eight_bits_are_a_clear_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

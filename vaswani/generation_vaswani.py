@@ -516,7 +516,7 @@ def _decoder_of(model: Any, arguments: dict[str, Any], config: Any, synced_gpus:
     ):
         source = _first_rows(arguments, config.num_beams)
         encoded, mask = source["encoder_outputs"].last_hidden_state, source["attention_mask"]
-        if fits_kernels(model.model.decoder):
+        if fits_kernels(model.model.decoder, model.lm_head):
             return NativeDecoder(model, encoded, mask, config.num_beams)
         return BeamDecoder(model, encoded, mask)
     return _PlainDecoder(model, arguments, config.num_beams)

@@ -99,13 +99,15 @@ def kernels() -> Any:
     return library
 
 
-def fits_kernels(stack: Any) -> bool:
+def fits_kernels(stack: Any, output: nn.Linear | None = None) -> bool:
     """Tell whether the kernels can compute a stack.
 
     Parameters
     ----------
     stack : Any
         An encoder or a decoder of which `can_bypass` holds.
+    output : nn.Linear | None, default=None
+        What scores words after a decoder.
 
     Returns
     -------
@@ -117,7 +119,9 @@ def fits_kernels(stack: Any) -> bool:
     is_papers = isinstance(stack.layers[0].feed_forward.activation, nn.ReLU)
     kinds = {is_int8(weight) for weight in stack.layers.parameters() if weight.ndim == 2}
     is_single = stack.embed_tokens.weight.dtype == torch.float32
-    return is_papers and is_single and (kinds == {False} or (kinds == {True} and kernels().has_int8()))
+    if kinds == {False}:
+        return is_papers and is_single and (output is None or not is_int8(output.weight))
+    return is_papers and is_single and kinds == {True} and bool(kernels().has_int8())
 
 
 def _floats(*shape: int) -> torch.Tensor:

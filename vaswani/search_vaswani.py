@@ -331,14 +331,14 @@ class BeamSearch:
         if width < self._beams:
             of_beams = log_probs.unflatten(0, (-1, self._beams))  # (B, W, V)
             of_beams[:, 1:] = of_beams[:, :1]
+        names = sys.getrefcount(log_probs)
         processed = self._processors(self._sequences.flatten(0, 1), log_probs)  # (R, V)
         if self.scores is not None:
             self.scores += (processed.clone(),)
         best = largest_of_rows(processed, rows, count)
         del processed
         # The next step writes into the same memory, unless a processor has kept it.
-        is_kept = sys.getrefcount(log_probs) > 2 + (log_probs is self._log_probs)
-        self._log_probs = log_probs.clone() if is_kept else log_probs
+        self._log_probs = log_probs.clone() if sys.getrefcount(log_probs) > names else log_probs
         return best
 
     def _which_end(self, parents: torch.Tensor, words: torch.Tensor) -> list[list[bool]]:
