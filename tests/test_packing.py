@@ -8,7 +8,7 @@ from tests.conftest import SHAPES, ragged_batch, tiny_model
 from vaswani import VaswaniForConditionalGeneration, packing_vaswani
 from vaswani.modeling_vaswani import smoothed_cross_entropy
 from vaswani.native_vaswani import kernels
-from vaswani.packing_vaswani import Packing, packed_loss
+from vaswani.packing_vaswani import Packing, add_and_norm, packed_loss
 
 PRECISIONS = {"kernels": torch.float32, "torch": torch.float64}  # kernels have single precision only
 
@@ -141,6 +141,85 @@ def test_dropout_on_attention_weights_is_there(packings) -> None:
     losses = [model(**ragged_batch()).loss.item() for _ in range(2)]
     assert len(packings) == 6
     assert losses[0] != losses[1]
+
+
+def residual_parts(rows: int = 300, width: int = 21) -> tuple[torch.nn.LayerNorm, torch.Tensor, torch.Tensor, Packing]:
+    """Return a norm with weights that are not 1, states, the output of a sub-layer, and that it is packed."""
+    if kernels() is None:
+        pytest.skip("the kernels were not built")
+    norm = torch.nn.LayerNorm(width, eps=1e-6)
+    torch.nn.init.normal_(norm.weight)
+    torch.nn.init.normal_(norm.bias)
+    states, update = torch.randn(2, 1, rows, width).unbind()
+    return norm, states.requires_grad_(), update.requires_grad_(), Packing(torch.ones(1, rows))
+
+
+def kept_by_dropout(seed: int, packing: Packing, width: int, share: float = 0.3) -> torch.Tensor:
+    """Return which numbers the kernels keep, seen by the sign of what they add to rows of zeros."""
+    torch.manual_seed(seed)
+    rows = packing.mask.shape[1]
+    norm, dropout = torch.nn.LayerNorm(width + 1), torch.nn.Dropout(share)
+    output = add_and_norm(norm, dropout, torch.zeros(1, rows, width + 1), torch.ones(1, rows, width + 1), packing)
+    return output[..., :width] > 0
+
+
+def test_dropout_in_the_kernels_is_that_of_a_mask() -> None:
+    norm, states, update, packing = residual_parts()
+    kept = kept_by_dropout(7, packing, update.shape[-1])
+    torch.manual_seed(7)
+    output = add_and_norm(norm, torch.nn.Dropout(0.3), states, update, packing)
+    plain = norm(states + update * kept / 0.7)
+    assert_close(output, plain, rtol=1e-5, atol=1e-5)
+    direction = torch.randn_like(output)
+    inputs = (states, update, norm.weight, norm.bias)
+    gradients, plain_gradients = (torch.autograd.grad(each, inputs, direction) for each in (output, plain))
+    assert_close(gradients, plain_gradients, rtol=1e-4, atol=1e-4)
+
+
+def test_dropout_in_the_kernels_is_random_and_follows_the_seed() -> None:
+    packing = residual_parts(rows=2000)[-1]
+    first, again, other = (kept_by_dropout(seed, packing, 64).float() for seed in (1, 1, 2))
+    assert torch.equal(first, again)
+    for kept in (first, other):
+        assert abs(kept.mean() - 0.7) < 0.005  # four standard deviations
+        for rows in (kept.mean(-1), kept.mean(-2)):
+            assert rows.std().item() == pytest.approx((0.21 * rows.numel() / kept.numel()) ** 0.5, rel=0.35)
+    pairs = {
+        "draws": (first, other),
+        "rows": (first[:, 1:], first[:, :-1]),
+        "columns": (first[..., 1:], first[..., :-1]),
+    }
+    for name, (one, two) in pairs.items():
+        both = torch.stack([one.flatten(), two.flatten()])
+        assert abs(both.corrcoef()[0, 1]) < 0.012, name
+
+
+def test_dropout_in_the_kernels_does_not_depend_on_threads() -> None:
+    packing = residual_parts()[-1]
+    threads = torch.get_num_threads()
+    drawn = []
+    try:
+        for number in (1, 3):
+            torch.set_num_threads(number)
+            drawn.append(kept_by_dropout(5, packing, 40))
+    finally:
+        torch.set_num_threads(threads)
+    assert torch.equal(*drawn)
+
+
+def test_modules_that_are_not_torchs_own_are_called() -> None:
+    norm, states, update, packing = residual_parts()
+
+    class Doubled(torch.nn.LayerNorm):
+        def forward(self, rows: torch.Tensor) -> torch.Tensor:
+            return 2 * super().forward(rows)
+
+    patched = torch.nn.LayerNorm(21)
+    patched.forward = lambda rows: 0 * rows
+    none, doubled = torch.nn.Dropout(0.0), Doubled(21)
+    assert_close(add_and_norm(doubled, none, states, update, packing), doubled(states + update))
+    assert add_and_norm(patched, none, states, update, packing).abs().max() == 0
+    assert_close(add_and_norm(norm, torch.nn.Dropout1d(1.0), states, update, packing), norm(states))
 
 
 def test_torchs_default_precision_does_not_matter() -> None:

@@ -36,7 +36,7 @@ from .configuration_vaswani import VaswaniConfig
 from .decoding_vaswani import can_bypass, encode_real_words, has_hooks
 from .generation_vaswani import IGNORED, VaswaniGenerationMixin
 from .native_vaswani import PackedStack, encode_natively, fits_kernels
-from .packing_vaswani import Packing, packed_attention, packed_loss
+from .packing_vaswani import Packing, add_and_norm, packed_attention, packed_loss
 
 # Which class each Auto class loads from a folder that carries this code.
 AUTO_MAP = {
@@ -366,6 +366,7 @@ class VaswaniEncoderLayer(GradientCheckpointingLayer):
         self,
         hidden_states: torch.Tensor,
         attention_mask: torch.Tensor | None = None,
+        packing: Packing | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> torch.Tensor:
         """Apply the two sub-layers.
@@ -376,6 +377,8 @@ class VaswaniEncoderLayer(GradientCheckpointingLayer):
             Source states, of shape (batch, source, d_model).
         attention_mask : torch.Tensor | None, default=None
             Which source positions are real, in the form that the attention back end takes.
+        packing : Packing | None, default=None
+            Where sentences are, if `hidden_states` is one row of words without padding.
         **kwargs : Unpack[TransformersKwargs]
             Options of the attention back end.
 
@@ -384,10 +387,10 @@ class VaswaniEncoderLayer(GradientCheckpointingLayer):
         torch.Tensor
             New source states of the same shape.
         """
-        attended, _ = self.self_attn(hidden_states, attention_mask, **kwargs)
-        hidden_states = self.self_attn_layer_norm(hidden_states + self.dropout(attended))
+        attended, _ = self.self_attn(hidden_states, attention_mask, packing=packing, **kwargs)
+        hidden_states = add_and_norm(self.self_attn_layer_norm, self.dropout, hidden_states, attended, packing)
         transformed = self.feed_forward(hidden_states)
-        return self.feed_forward_layer_norm(hidden_states + self.dropout(transformed))
+        return add_and_norm(self.feed_forward_layer_norm, self.dropout, hidden_states, transformed, packing)
 
 
 class VaswaniDecoderLayer(GradientCheckpointingLayer):
@@ -422,6 +425,8 @@ class VaswaniDecoderLayer(GradientCheckpointingLayer):
         attention_mask: torch.Tensor | None = None,
         encoder_attention_mask: torch.Tensor | None = None,
         past_key_values: EncoderDecoderCache | None = None,
+        packing: Packing | None = None,
+        source_packing: Packing | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> torch.Tensor:
         """Apply the three sub-layers.
@@ -438,6 +443,10 @@ class VaswaniDecoderLayer(GradientCheckpointingLayer):
             Which source positions are real, in the form that the attention back end takes.
         past_key_values : EncoderDecoderCache | None, default=None
             Keys and values of earlier steps.
+        packing : Packing | None, default=None
+            Where sentences are, if `hidden_states` is one row of words without padding.
+        source_packing : Packing | None, default=None
+            The same of `encoder_hidden_states`.
         **kwargs : Unpack[TransformersKwargs]
             Options of the attention back end.
 
@@ -446,18 +455,22 @@ class VaswaniDecoderLayer(GradientCheckpointingLayer):
         torch.Tensor
             New target states of the same shape.
         """
-        attended, _ = self.self_attn(hidden_states, attention_mask, past_key_values=past_key_values, **kwargs)
-        hidden_states = self.self_attn_layer_norm(hidden_states + self.dropout(attended))
+        attended, _ = self.self_attn(
+            hidden_states, attention_mask, past_key_values=past_key_values, packing=packing, **kwargs
+        )
+        hidden_states = add_and_norm(self.self_attn_layer_norm, self.dropout, hidden_states, attended, packing)
         attended, _ = self.encoder_attn(
             hidden_states,
             encoder_attention_mask,
             key_value_states=encoder_hidden_states,
             past_key_values=past_key_values,
+            packing=packing,
+            source_packing=source_packing,
             **kwargs,
         )
-        hidden_states = self.encoder_attn_layer_norm(hidden_states + self.dropout(attended))
+        hidden_states = add_and_norm(self.encoder_attn_layer_norm, self.dropout, hidden_states, attended, packing)
         transformed = self.feed_forward(hidden_states)
-        return self.feed_forward_layer_norm(hidden_states + self.dropout(transformed))
+        return add_and_norm(self.feed_forward_layer_norm, self.dropout, hidden_states, transformed, packing)
 
 
 class VaswaniPreTrainedModel(PreTrainedModel):

@@ -89,12 +89,15 @@ def kernels() -> Any:
     library.rank_words.argtypes = [*structures, c_int64, c_int64, c_void_p, c_void_p, c_void_p, c_void_p]
     library.attend.argtypes = [c_void_p] * 6
     library.attend_backward.argtypes = [c_void_p] * 10
+    library.add_and_norm.argtypes = [c_void_p] * 6
+    library.add_and_norm_backward.argtypes = [c_void_p] * 8
     library.smooth_cross_entropy.argtypes = [c_int64, c_int64, c_int64, c_void_p, c_void_p, c_double, c_void_p]
     library.fingerprint.argtypes = [c_int64, c_int64, c_void_p, c_void_p]
     library.fingerprint.restype = ctypes.c_uint64
     library.has_int8.restype = c_int64
     inference = "encode prepare_source decode score_words rank_scores rank_words"
-    for name in (*inference.split(), "attend", "attend_backward", "smooth_cross_entropy"):
+    training = "attend attend_backward add_and_norm add_and_norm_backward smooth_cross_entropy"
+    for name in (*inference.split(), *training.split()):
         getattr(library, name).restype = None
     return library
 

@@ -1,12 +1,13 @@
 """Training on real words only: layers see the words of all sentences one after the other, without padding.
 
 A padded batch (B, S, D) becomes one row of words (1, M, D). Every layer computes it with the same modules as always, so
-adapters, quantised layers and checkpointing stay what they are; only attention must know where sentences begin.
+adapters, quantised layers and checkpointing stay what they are; only attention must know where sentences begin. What
+takes memory or many passes over it, attention, residual connections and the loss, goes through the kernels.
 Dimension letters in shape comments: B sentences, S length, M real words, D d_model, H heads, K d_k, U d_v, V words.
 """
 
 import ctypes
-from ctypes import c_double, c_int64, c_void_p
+from ctypes import c_double, c_float, c_int64, c_uint32, c_void_p
 from typing import Any
 
 import torch
@@ -193,6 +194,101 @@ class _Attention(torch.autograd.Function):
         return (*gradients, None, None, None, None, None)
 
 
+def add_and_norm(
+    norm: nn.Module, dropout: nn.Module, states: torch.Tensor, update: torch.Tensor, packing: Packing | None
+) -> torch.Tensor:
+    """Add the output of a sub-layer to its input, and normalise the sum.
+
+    Parameters
+    ----------
+    norm : nn.Module
+        The layer normalisation.
+    dropout : nn.Module
+        The dropout on the sub-layer's output.
+    states : torch.Tensor
+        The sub-layer's input, of shape (batch, length, d_model).
+    update : torch.Tensor
+        Its output, of the same shape.
+    packing : Packing | None
+        Where sentences are, if this is a packed batch. None means that the modules are called.
+
+    Returns
+    -------
+    torch.Tensor
+        The normalised sum, of the same shape.
+
+    Notes
+    -----
+    Section 3.1: `LayerNorm(x + Dropout(Sublayer(x)))`. A packed batch goes through the kernels, where both modules are
+    torch's own.
+    """
+    is_plain = all(type(each) is torch.Tensor and each.dtype == torch.float32 for each in (states, update))
+    if packing is None or kernels() is None or not (is_plain and _are_plain(norm, dropout)):
+        return norm(states + dropout(update))
+    share = dropout.p if dropout.training else 0.0
+    return _AddAndNorm.apply(states, update, norm.weight, norm.bias, norm.eps, share)
+
+
+def _are_plain(norm: nn.Module, dropout: nn.Module) -> bool:
+    """Tell whether modules are torch's own, with weights that the kernels can read."""
+    if type(norm) is not nn.LayerNorm or type(dropout) is not nn.Dropout:
+        return False
+    if "forward" in vars(norm) or "forward" in vars(dropout):
+        return False
+    return all(type(each) is nn.Parameter and each.dtype == torch.float32 for each in (norm.weight, norm.bias))
+
+
+class _Residual(ctypes.Structure):
+    _fields_ = [
+        *((name, c_int64) for name in "threads rows width".split()),
+        *((name, c_uint32) for name in "row_seed seed threshold".split()),
+        *((name, c_float) for name in "scale epsilon".split()),
+        *((name, c_void_p) for name in "weight bias".split()),
+    ]
+
+
+class _AddAndNorm(torch.autograd.Function):
+    """Dropout, sum and layer normalisation in one pass; backward draws the same dropout again from its seed."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> torch.Tensor:
+        states, update, weight, bias, epsilon, dropout = inputs
+        states, update = states.contiguous(), update.contiguous()
+        output, normal = torch.empty_like(states), torch.empty_like(states)
+        factors = states.new_empty(states.shape[:-1])
+        row_seed, seed = torch.randint(2**32, (2,)).tolist() if dropout else (0, 0)
+        ctx.residual = _Residual(
+            threads=torch.get_num_threads(),
+            rows=factors.numel(),
+            width=states.shape[-1],
+            row_seed=row_seed,
+            seed=seed,
+            threshold=round(dropout * 2**32),
+            scale=1 / (1 - dropout),
+            epsilon=epsilon,
+            weight=weight.data_ptr(),
+            bias=bias.data_ptr(),
+        )
+        results = output.data_ptr(), normal.data_ptr(), factors.data_ptr()
+        kernels().add_and_norm(ctypes.byref(ctx.residual), states.data_ptr(), update.data_ptr(), *results)
+        ctx.save_for_backward(normal, factors, weight, bias)
+        return output
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
+        normal, factors, weight, bias = ctx.saved_tensors
+        gradient = gradient.contiguous()
+        gradients = [
+            *(torch.empty_like(normal) for _ in ("states", "update")),
+            *(torch.zeros_like(each) for each in (weight, bias)),
+        ]
+        ctx.residual.weight = weight.data_ptr()
+        pointers = [each.data_ptr() for each in (normal, factors, gradient, *gradients)]
+        kernels().add_and_norm_backward(ctypes.byref(ctx.residual), *pointers)
+        return (*gradients, None, None)
+
+
 class _Loss(torch.autograd.Function):
     """The sum of smoothed cross-entropies, some rows of logits at a time; each forms its gradient at once."""
 
@@ -281,4 +377,4 @@ def packed_loss(
     return loss
 
 
-__all__ = ["Packing", "packed_attention", "packed_loss"]
+__all__ = ["Packing", "add_and_norm", "packed_attention", "packed_loss"]
