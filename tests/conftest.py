@@ -1,6 +1,7 @@
 """What the tests share: seeds, tiny models in every shape that the paper allows, and batches with padding."""
 
 import os
+import textwrap
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -147,4 +148,22 @@ def with_code_folder(tmp_path_factory: pytest.TempPathFactory, tokenizer: Vaswan
     folder = tmp_path_factory.mktemp("with_code")
     tiny_model(vocab_size=len(tokenizer)).save_pretrained(folder, include_code=True)
     tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="session")
+def without_vaswani(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Return a folder for PYTHONPATH in which `vaswani` cannot be imported, as if it were not installed."""
+    folder = tmp_path_factory.mktemp("without")
+    (folder / "sitecustomize.py").write_text(
+        textwrap.dedent("""
+            import sys
+            class Absent:
+                def find_spec(self, name, path=None, target=None):
+                    if name.split(".")[0] in ("vaswani", "vaswani_autoload"):
+                        raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+            sys.meta_path.insert(0, Absent())
+            import os; os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
+        """)
+    )
     return str(folder)

@@ -62,24 +62,6 @@ def logits_here(folder: str) -> list[float]:
     return AutoModelForSeq2SeqLM.from_pretrained(folder)(**encoded).logits[0, 0].tolist()
 
 
-@pytest.fixture(scope="session")
-def without_vaswani(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Return a folder for PYTHONPATH in which `vaswani` cannot be imported, as if it were not installed."""
-    folder = tmp_path_factory.mktemp("without")
-    (folder / "sitecustomize.py").write_text(
-        textwrap.dedent("""
-            import sys
-            class Absent:
-                def find_spec(self, name, path=None, target=None):
-                    if name.split(".")[0] in ("vaswani", "vaswani_autoload"):
-                        raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-            sys.meta_path.insert(0, Absent())
-            import os; os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
-        """)
-    )
-    return str(folder)
-
-
 def test_the_auto_classes_know_the_model_and_say_nothing(saved_folder: str, capfd: pytest.CaptureFixture) -> None:
     assert type(AutoConfig.from_pretrained(saved_folder)) is VaswaniConfig
     assert type(AutoModel.from_pretrained(saved_folder)) is VaswaniModel

@@ -4,11 +4,12 @@ Dimension letters in shape comments: B sentences, S source length, T target leng
 (S, T, or T with the cached past), D d_model, F d_ff, H heads, K d_k, U d_v, V vocabulary.
 """
 
+import contextlib
 import dataclasses
 import functools
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -473,6 +474,20 @@ class VaswaniDecoderLayer(GradientCheckpointingLayer):
         return add_and_norm(self.feed_forward_layer_norm, self.dropout, hidden_states, transformed, packing)
 
 
+@contextlib.contextmanager
+def without_conversion() -> Iterator[None]:
+    """Keep transformers from asking a service to convert a model."""
+    switch = "DISABLE_SAFETENSORS_CONVERSION"
+    before = os.environ.get(switch)
+    os.environ[switch] = "1"
+    try:
+        yield
+    finally:
+        os.environ.pop(switch)
+        if before is not None:
+            os.environ[switch] = before
+
+
 class VaswaniPreTrainedModel(PreTrainedModel):
     """Tell transformers what the model can do and how its weights begin."""
 
@@ -522,6 +537,55 @@ class VaswaniPreTrainedModel(PreTrainedModel):
         elif isinstance(module, nn.LayerNorm):
             init.ones_(module.weight)
             init.zeros_(module.bias)
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        pretrained_model_name_or_path: str | os.PathLike[str] | None,
+        *args: Any,
+        use_safetensors: bool | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Load a model, from safetensors files and no others.
+
+        Parameters
+        ----------
+        pretrained_model_name_or_path : str | os.PathLike[str] | None
+            Folder or Hub name of the model.
+        *args : Any
+            Options of `PreTrainedModel.from_pretrained`.
+        use_safetensors : bool | None, default=None
+            None or True.
+        **kwargs : Any
+            Options of `PreTrainedModel.from_pretrained`.
+
+        Returns
+        -------
+        Any
+            The model.
+
+        Raises
+        ------
+        ValueError
+            If another format is asked for.
+        OSError
+            If there is no such model, or it has no safetensors files.
+
+        Notes
+        -----
+        transformers would load pickled files too, and without safetensors it would send the model's name and the
+        user's token to a service that converts it.
+        """
+        if use_safetensors is False:
+            raise ValueError("use_safetensors=False: weights are loaded from safetensors files only.")
+        try:
+            with without_conversion():
+                return super().from_pretrained(pretrained_model_name_or_path, *args, use_safetensors=True, **kwargs)
+        except OSError as error:
+            if "use_safetensors" not in str(error):
+                raise
+            name = pretrained_model_name_or_path
+            raise OSError(f"{name} has no model.safetensors, and weights are loaded from no other format.") from None
 
     def save_pretrained(
         self,
