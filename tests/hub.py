@@ -12,6 +12,7 @@ import re
 import struct
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -85,6 +86,7 @@ class Hub:
         self.repositories: dict[str, Repository] = {}
         self.requests: list[str] = []
         self.faults: list[Fault] = []
+        self.crashes: list[str] = []
         self.lock = threading.RLock()
         (folder / "lfs").mkdir(parents=True)
 
@@ -198,6 +200,9 @@ class Handler(BaseHTTPRequestHandler):
         except HubError as error:
             headers = {"X-Error-Code": error.code, "X-Error-Message": str(error)}
             self.send({"error": str(error)}, error.status, {key: value for key, value in headers.items() if value})
+        except Exception:
+            self.hub.crashes.append(traceback.format_exc())
+            raise
 
     do_GET = do_HEAD = do_POST = do_PUT = answer_request  # noqa: N815
 
@@ -265,7 +270,7 @@ class Handler(BaseHTTPRequestHandler):
             answer = {"error": "You already created this model repo", "url": f"{self.hub.url}/{name}"}
             self.send(answer, 409)
             return
-        repository = self.hub.repositories[name] = Repository(bool(wanted.get("private")))
+        repository = self.hub.repositories[name] = Repository(wanted.get("visibility") == "private")
         repository.commit("main", "initial commit", {".gitattributes": regular_file(b"*.safetensors filter=lfs\n")})
         self.send({"url": f"{self.hub.url}/{name}", "name": name, "id": name})
 
@@ -283,9 +288,9 @@ class Handler(BaseHTTPRequestHandler):
         private = self.repository(name).private
         self.send({"id": name, "modelId": name, "sha": identity, "private": private, "tags": [], "siblings": siblings})
 
-    def tree(self, name: str, revision: str, folder: str = "") -> None:
+    def tree(self, name: str, revision: str, folder: str | None) -> None:
         _, files = self.revision(name, revision)
-        below = {path: file for path, file in files.items() if path.startswith(folder.lstrip("/"))}
+        below = {path: file for path, file in files.items() if f"/{path}".startswith(f"{folder or ''}/")}
         if folder and not below:
             raise HubError(404, "EntryNotFound", f"{folder} does not exist on {revision!r}")
         self.send([self.entry(path, file) for path, file in sorted(below.items())])

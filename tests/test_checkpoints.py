@@ -20,6 +20,7 @@ from transformers.trainer_utils import get_last_checkpoint
 from tests.conftest import recipe, tiny_model
 from vaswani import VaswaniTokenizer, paper_generation_config
 from vaswani.checkpoints import average_checkpoints, complete_checkpoints
+from vaswani.results import read_results
 
 
 def make_checkpoints(folder: Path, tokenizer: VaswaniTokenizer, count: int = 3) -> list[Path]:
@@ -37,6 +38,7 @@ def make_checkpoints(folder: Path, tokenizer: VaswaniTokenizer, count: int = 3) 
 
 def test_the_average_is_the_mean_in_float64_and_loads_with_its_tokenizer(tokenizer: VaswaniTokenizer, tmp_path) -> None:
     made = make_checkpoints(tmp_path, tokenizer)
+    (made[-1] / "README.md").write_text("The card of another model.")
     average_checkpoints(made, tmp_path / "averaged")
     weights = [load_file(checkpoint / "model.safetensors") for checkpoint in made]
     averaged = load_file(tmp_path / "averaged" / "model.safetensors")
@@ -47,9 +49,11 @@ def test_the_average_is_the_mean_in_float64_and_loads_with_its_tokenizer(tokeniz
     model = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "averaged")
     assert torch.equal(model.lm_head.weight, averaged["model.encoder.embed_tokens.weight"])
     assert AutoTokenizer.from_pretrained(tmp_path / "averaged")("one") == tokenizer("one")
+    assert read_results(tmp_path / "averaged") == {"averaged": ["checkpoint-5", "checkpoint-10", "checkpoint-15"]}
     files = {path.name for path in (tmp_path / "averaged").iterdir()}
     assert files == {
-        *("config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
+        *("config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"),
+        "results.json",
     }
 
 

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from huggingface_hub import ModelCard
 from transformers import AutoModelForSeq2SeqLM
 
 from vaswani import demo
@@ -67,7 +68,14 @@ def test_the_demo_runs_from_the_command_line(tmp_path, capsys: pytest.CaptureFix
     assert "20,000 pairs of sentences with 2," in printed
     assert printed.count("  translation  ") == printed.count("  reference    ") == 3
     assert "right in every letter, on 300 unseen sentences" in printed
-    assert type(AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "model" / "averaged")).__name__.startswith("Vasw")
+    averaged = tmp_path / "model" / "averaged"
+    assert type(AutoModelForSeq2SeqLM.from_pretrained(averaged)).__name__.startswith("Vasw")
+    card = ModelCard.load(averaged / "README.md")
+    assert f"sacreBLEU {card.data.eval_results[0].metric_value:.1f}, " in printed
+    assert 'from_pretrained("model/averaged")' in card.text
+    assert "| Updates | 2, or " in card.text
+    assert "- held-out sentences of the grammar: 300 sentences, translated by beam search with 4 beams" in card.text
+    assert str(tmp_path) not in (averaged / "results.json").read_text()
 
 
 def test_the_demo_overwrites_nothing(tmp_path, capsys: pytest.CaptureFixture) -> None:

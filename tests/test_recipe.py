@@ -16,6 +16,7 @@ from tests.numbers_corpus import number_corpus
 from vaswani.checkpoints import complete_checkpoints
 from vaswani.cli import main
 from vaswani.recipe import parse_recipe
+from vaswani.results import read_results
 
 MODEL = {"d_model": 16, "d_ff": 32, "encoder_layers": 1, "decoder_layers": 1, "num_attention_heads": 2}
 
@@ -144,7 +145,11 @@ def test_a_run_is_not_overwritten_but_resumed(written: Path, capsys: pytest.Capt
     recipe = ["train", str(written / "recipe.yaml")]
     main([*recipe, "--max_steps", "4"])
     assert "has checkpoints already: add --resume" in refused(recipe, capsys)
+    first = read_results(written / "run")["training"]
     main([*recipe, "--resume"])
+    both = read_results(written / "run")["training"]
+    assert (first["updates"], both["updates"]) == (4, 8)
+    assert both["seconds"] > first["seconds"] > 0
     whole = [*recipe, "--output_dir", str(written / "whole")]
     main(whole)
     resumed, expected = (load_file(written / run / "model.safetensors") for run in ("run", "whole"))
@@ -182,3 +187,4 @@ def test_ctrl_c_leaves_a_checkpoint_and_says_how_to_go_on(written: Path) -> None
     assert "The same command with --resume goes on." in seen
     assert len(complete_checkpoints(written / "run")) == 1
     assert not (written / "run" / "averaged").exists()
+    assert read_results(written / "run") == {}

@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+import json
 
 import numpy as np
 import pytest
@@ -200,6 +201,28 @@ def test_a_resumed_run_is_bit_equal_in_the_middle_of_an_epoch(
     assert again.losses == recorded.losses[updates + updates // 2 :]
     for name, tensor in whole.model.state_dict().items():
         assert torch.equal(resumed.model.state_dict()[name], tensor), name
+
+
+def test_the_log_counts_the_seconds_of_all_parts_of_a_run(pairs: Dataset, tmp_path) -> None:
+    options = {"save_strategy": "steps", "save_steps": 2, "eval_strategy": "steps", "eval_steps": 2}
+    few = pairs.select(range(20))
+    first, _ = recipe(tmp_path, pairs=pairs, eval_dataset=few, max_steps=4, **options)
+    first.evaluate()
+    first.train()
+    seconds = [entry["seconds"] for entry in first.state.log_history]
+    assert len(seconds) == 4 + 2 + 1  # updates, evaluations and the end
+    assert 0 <= seconds[0] < seconds[-1] < 60
+    assert seconds == sorted(seconds)
+    assert "seconds" not in first.evaluate()
+
+    state = tmp_path / "checkpoint-4" / "trainer_state.json"
+    saved = json.loads(state.read_text())
+    saved["log_history"][-1]["seconds"] = 1000.0
+    state.write_text(json.dumps(saved))
+    second, _ = recipe(tmp_path, pairs=pairs, eval_dataset=few, max_steps=6, **options)
+    second.train(resume_from_checkpoint=True)
+    later = [entry["seconds"] for entry in second.state.log_history if entry["step"] > 4]
+    assert 1000 < later[0] <= later[-1] < 1060
 
 
 @pytest.mark.parametrize(

@@ -694,11 +694,13 @@ def test_the_command_evaluate_scores_a_file_or_what_a_model_translates(
     hypothesis = written(tmp_path, *hypotheses, name="hypothesis")
     expected = evaluate_translations(hypotheses, [pair["de"] for pair in pairs])
     main(["evaluate", "--hypothesis", hypothesis, "--reference", reference])
-    assert json.loads(capsys.readouterr().out) == expected
+    assert json.loads(capsys.readouterr().out) == {**expected, "references": ["reference"], "hypothesis": "hypothesis"}
     output = tmp_path / "results.json"
     words = ["evaluate", "--model", folders[0], "--source", source, "--reference", reference, "--output", str(output)]
     main(words)
-    assert json.loads(capsys.readouterr().out) == json.loads(output.read_text()) == expected
+    made_from = {"references": ["reference"], "source": "source", "search": {"beams": 4, "length_penalty": 0.6}}
+    assert json.loads(capsys.readouterr().out) == json.loads(output.read_text()) == {**expected, **made_from}
+    assert expected["sentences"] == 12
     assert "results.json exists already" in refused(words, capsys)
     main(["evaluate", "--hypothesis", source, "--reference", reference, source, "--tokenize", "intl"])
     results = json.loads(capsys.readouterr().out)

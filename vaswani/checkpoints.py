@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub.constants import REPOCARD_NAME
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from transformers import AutoConfig, GenerationConfig
@@ -16,6 +17,7 @@ from transformers.utils import CONFIG_NAME, GENERATION_CONFIG_NAME, SAFE_WEIGHTS
 
 from .configuration_vaswani import VaswaniConfig
 from .generation_vaswani import chosen_or_paper_config
+from .results import write_results
 
 logger = logging.get_logger(__name__)
 
@@ -131,7 +133,8 @@ def average_checkpoints(
 
     Notes
     -----
-    Section 6.1. Sums are formed in float64 and rounded once. The folder appears when it is complete.
+    Section 6.1. Sums are formed in float64 and rounded once. The folder appears when it is complete; its results name
+    the checkpoints.
     """
     folders, output = [Path(checkpoint) for checkpoint in checkpoints], Path(output)
     if not folders:
@@ -145,8 +148,10 @@ def average_checkpoints(
     averaged = _mean([folder / SAFE_WEIGHTS_NAME for folder in folders])
     unfinished = output.with_name(f".averaging-{output.name}")
     shutil.rmtree(unfinished, ignore_errors=True)
-    shutil.copytree(folders[-1], unfinished, ignore=shutil.ignore_patterns(*TRAINING_FILES, SAFE_WEIGHTS_NAME))
+    left_out = (*TRAINING_FILES, SAFE_WEIGHTS_NAME, REPOCARD_NAME)
+    shutil.copytree(folders[-1], unfinished, ignore=shutil.ignore_patterns(*left_out))
     save_file(averaged, unfinished / SAFE_WEIGHTS_NAME, metadata={"format": "pt"})
+    write_results(unfinished, {"averaged": [folder.name for folder in folders]})
     _save_generation_config(unfinished)
     if output.exists():
         output.rmdir()

@@ -1,4 +1,4 @@
-"""The command line: `vaswani train`, `average`, `translate`, `score`, `evaluate`, `benchmark` and `demo`."""
+"""The command line: one function for each command of `vaswani`, and what they share."""
 
 import argparse
 import contextlib
@@ -38,6 +38,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
     _add_translate(commands)
     _add_score(commands)
     _add_evaluate(commands)
+
+    card = commands.add_parser("card", help="write a model's card, from its run's results and an about file")
+    card.add_argument("folder", type=Path, help="the model's folder, or a folder with the recipe of one")
+    card.add_argument("--about", type=Path, help="what only its author knows (default: the folder's about.yaml)")
+    card.add_argument("--run", type=Path, dest="run_folder", help="the run's folder (default: this one or its parent)")
+    card.add_argument("--overwrite", action="store_true", help="write a card that exists anew")
+    card.set_defaults(run=_card)
+
+    push = commands.add_parser("push", help="upload a model's folder to the Hub")
+    push.add_argument("folder", type=Path, help="a folder with a model and its tokenizer, such as run/averaged")
+    push.add_argument("name", help="name of the repository; it is made if there is none")
+    push.add_argument("--revision", metavar="BRANCH", help="branch to upload to; it is made if there is none (main)")
+    push.add_argument("--private", action="store_true", default=None, help="make the repository a private one")
+    push.add_argument("--code", action="store_true", help="upload the code too, for trust_remote_code=True")
+    push.add_argument("--message", help="what the commit says")
+    push.set_defaults(run=_push)
 
     benchmark = commands.add_parser("benchmark", help="measure speed and memory beside other engines, same weights")
     if words[:1] == ["benchmark"]:  # its engines take a second to import
@@ -81,6 +97,23 @@ def _average(options: argparse.Namespace) -> None:
         checkpoints = checkpoints[-options.last :]
     average_checkpoints(checkpoints, options.output)
     print(f"Averaged {', '.join(path.name for path in checkpoints)} into {options.output}")
+
+
+def _card(options: argparse.Namespace) -> None:
+    from .about import complete_card
+
+    complete_card(options.folder, options.about, options.run_folder, options.overwrite)
+    print(f"The card is {options.folder / 'README.md'}, its figures are in {options.folder / 'results.json'}")
+
+
+def _push(options: argparse.Namespace) -> None:
+    from transformers.utils import logging
+
+    from .hub import push_folder
+
+    logging.disable_progress_bar()
+    target = {"revision": options.revision, "private": options.private}
+    print(push_folder(options.folder, options.name, **target, include_code=options.code, message=options.message))
 
 
 def _demo(options: argparse.Namespace) -> None:
@@ -257,9 +290,15 @@ def _evaluate(options: argparse.Namespace) -> None:
     lines, *references = read_aligned([options.hypothesis or options.source, *options.reference])
     settings = {"target_language": options.target_language, "tokenize": options.tokenize}
     evaluate_translations(["."], ["."], **settings)  # a wrong setting is found before the work
+    made_from: dict[str, Any] = {"references": [path.name for path in options.reference]}
+    made_from |= {name: getattr(options, name).name for name in ("hypothesis", "source") if getattr(options, name)}
     if options.model:
-        lines = [best.text for best, *_ in _translator(options).translate(lines)]
-    results = evaluate_translations(lines, list(zip(*references, strict=True)), **settings)
+        from .results import search_facts
+
+        translator = _translator(options)
+        made_from["search"] = search_facts(translator.generation_config)
+        lines = [best.text for best, *_ in translator.translate(lines)]
+    results = evaluate_translations(lines, list(zip(*references, strict=True)), **settings) | made_from
     text = json.dumps(results, indent=2, ensure_ascii=False)
     print(text)
     if options.output:

@@ -5,14 +5,44 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import yaml
+
+from .about import ABOUT_FILE, complete_card
 from .evaluation import evaluate_translations
 from .grammar import Grammar
 from .recipe import CorpusOptions, run_recipe
+from .results import search_facts
 from .training import VaswaniTrainingArguments
 from .translation import Translator
 
 TRAINING_PAIRS, HELD_OUT_PAIRS = 20_000, 300
 MODEL = {"d_ff": 512, "encoder_layers": 2, "decoder_layers": 2, "dropout": 0.1}
+
+EVALUATION_FILE = "evaluation.json"
+ABOUT = {
+    "name": "The vaswani demo, English to German",
+    "summary": "A toy that `vaswani demo` trains from nothing in a few minutes on a CPU: it translates the English "
+    "sentences of a small grammar into German, with its cases, compounds and verbs at the end of the clause.",
+    "languages": ["en", "de"],
+    "license": "apache-2.0",
+    "example": "The friendly singer had sent the bad hazelnut cake to the beautiful queen today.",
+    "data": [
+        {
+            "name": "Sentences of the demo's grammar",
+            "license": "Apache-2.0",
+            "attribution": "The program makes them itself, in `vaswani/grammar.py`; nothing is downloaded",
+        }
+    ],
+    "intended_use": "To see that the package works, and to try its commands with a real model: training, averaging, "
+    "translation and evaluation.",
+    "limits": [
+        "It knows the words and the sentences of its grammar only. Other English comes out as nonsense.",
+        "Its scores say that it learned the grammar, and nothing about the translation of real text.",
+        "The held-out sentences are new to the model, but made of the same words by the same rules. They are the "
+        "validation corpus too; nothing was chosen by them.",
+    ],
+    "evaluations": [{"name": "held-out sentences of the grammar", "file": EVALUATION_FILE}],
+}
 
 
 def run(output: Path = Path("vaswani-demo"), steps: int = 500) -> dict[str, float]:
@@ -21,7 +51,7 @@ def run(output: Path = Path("vaswani-demo"), steps: int = 500) -> dict[str, floa
     Parameters
     ----------
     output : Path, default=Path("vaswani-demo")
-        Folder for corpus and run; it must not exist. The model is in its folder `averaged`.
+        Folder for corpus and run; it must not exist. The model is in its folder `averaged`, with its card.
     steps : int, default=500
         Updates to train for.
 
@@ -83,8 +113,10 @@ def run(output: Path = Path("vaswani-demo"), steps: int = 500) -> dict[str, floa
         print(f"  reference    {references[index]}")
         print(f"  translation  {translations[index]}")
     right = sum(map(str.__eq__, translations, references)) / len(references)
+    scores = evaluate_translations(translations, references)
+    _write_card(output / "averaged", {**scores, "search": search_facts(translator.generation_config)})
     results = {
-        "bleu": evaluate_translations(translations, references)["bleu"],
+        "bleu": scores["bleu"],
         "exact": right,
         "substitution_bleu": evaluate_translations(substituted, references)["bleu"],
     }
@@ -94,6 +126,15 @@ def run(output: Path = Path("vaswani-demo"), steps: int = 500) -> dict[str, floa
     print(f"sacreBLEU {results['substitution_bleu']:.1f} for each word by its most frequent translation")
     print(f"The model is in {output / 'averaged'}: AutoModelForSeq2SeqLM.from_pretrained loads it.")
     return results
+
+
+def _write_card(folder: Path, evaluation: dict[str, Any]) -> None:
+    """Leave what `vaswani card` needs in the model's folder, and the card."""
+    about = {**ABOUT, "location": f"{folder.parent.name}/{folder.name}"}
+    (folder / EVALUATION_FILE).write_text(json.dumps(evaluation, indent=2) + "\n", encoding="utf-8")
+    text = yaml.safe_dump(about, sort_keys=False, allow_unicode=True, width=120)
+    (folder / ABOUT_FILE).write_text(text, encoding="utf-8")
+    complete_card(folder)
 
 
 def _substitute(sentences: list[str], training: list[dict[str, str]]) -> list[str]:

@@ -45,8 +45,8 @@ def evaluate_translations(
     -------
     dict[str, Any]
         `bleu`, `chrf` and `paper_bleu`, from 0 to 100, each with its `_signature`; for both kinds of BLEU also
-        `_precisions`, `_brevity_penalty`, and `_hypothesis_length` and `_reference_length` in tokens. All of it can be
-        written as JSON.
+        `_precisions`, `_brevity_penalty`, and `_hypothesis_length` and `_reference_length` in tokens; and the number of
+        `sentences`. All of it can be written as JSON.
 
     Raises
     ------
@@ -89,6 +89,7 @@ def evaluate_translations(
         "chrf": chrf.corpus_score(hypotheses, streams).score,
         "chrf_signature": str(chrf.get_signature()),
         **_bleu_figures("paper_bleu", paper_bleu, [split(line) for line in hypotheses], paper_streams, name),
+        "sentences": len(hypotheses),
     }
 
 

@@ -71,7 +71,7 @@ def push_folder(
             return _upload(HfApi(), folder, files, name, revision, private, message)
         except HfHubHTTPError as error:
             raise OSError(f"The Hub refused {name}: {_reason(error)}") from error
-        except (httpx.HTTPError, RuntimeError) as error:  # the client wraps what fails within a large file
+        except (httpx.HTTPError, OSError, RuntimeError) as error:  # the last wraps what fails within a large file
             cause = error.__cause__ or error
             raise OSError(f"The upload to {name} failed, and nothing was changed there: {cause}") from error
 

@@ -20,11 +20,13 @@ from transformers.utils import logging
 from .checkpoints import complete_checkpoints
 from .configuration_vaswani import VaswaniConfig
 from .data import clean, load_corpus, tokenize
+from .generation_vaswani import paper_generation_config
 from .modeling_vaswani import VaswaniForConditionalGeneration
 from .presets import preset
 from .progress import ProgressBar, draw_learning_curve
+from .results import model_facts, recipe_facts, run_results, write_results
 from .tokenization_vaswani import VaswaniTokenizer
-from .training import VaswaniTrainer, VaswaniTrainingArguments, agree
+from .training import VaswaniTrainer, VaswaniTrainingArguments, agree, peak_learning_rate
 
 logger = logging.get_logger(__name__)
 
@@ -157,7 +159,7 @@ def run_recipe(options: CorpusOptions, arguments: VaswaniTrainingArguments) -> V
     options : CorpusOptions
         What the run is made from.
     arguments : VaswaniTrainingArguments
-        How it trains; `output_dir` gets the model, the tokenizer, the recipe and the learning curve.
+        How it trains; `output_dir` gets the model, the tokenizer, the recipe, the learning curve and the results.
 
     Returns
     -------
@@ -212,7 +214,35 @@ def run_recipe(options: CorpusOptions, arguments: VaswaniTrainingArguments) -> V
         logger.warning(f"Stopped at update {trainer.state.global_step}. The same command with --resume goes on.")
     else:
         trainer.save_model()
+        if arguments.should_save:
+            write_results(output, run_results(trainer, dataclasses.asdict(options)))
     return trainer
+
+
+def describe_recipe(path: Path) -> dict[str, Any]:
+    """Tell what is known of a model before it is trained.
+
+    Parameters
+    ----------
+    path : Path
+        The recipe's file.
+
+    Returns
+    -------
+    dict[str, Any]
+        The entries `model` and `recipe` of its results, and `is_planned`.
+
+    Raises
+    ------
+    ValueError
+        If the recipe is not one that `run_recipe` would take.
+    """
+    options, arguments = parse_recipe([str(path), "--output_dir", str(path.parent)])
+    config = preset(options.preset, vocab_size=options.vocab_size, **_model_changes(options))
+    rate = arguments.learning_rate or peak_learning_rate(config.d_model, arguments.warmup_steps)
+    recipe = {**dataclasses.asdict(options), **arguments.to_dict(), "learning_rate": rate}
+    model = model_facts(config, paper_generation_config(config))
+    return {"is_planned": True, "model": model, "recipe": recipe_facts(recipe)}
 
 
 def _model_changes(options: CorpusOptions) -> dict[str, Any]:
@@ -283,4 +313,4 @@ class _Interruption(TrainerCallback):
         signal.signal(signal.SIGINT, self.previous)
 
 
-__all__ = ["CorpusOptions", "parse_recipe", "run_recipe"]
+__all__ = ["RECIPE_FILE", "CorpusOptions", "describe_recipe", "parse_recipe", "run_recipe"]

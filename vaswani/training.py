@@ -1,6 +1,7 @@
 """The training: the paper's recipe as arguments and a trainer, on top of those of transformers."""
 
 import copy
+import itertools
 import shutil
 import time
 from dataclasses import dataclass, field
@@ -27,9 +28,11 @@ from transformers.trainer_utils import SaveStrategy, SchedulerType, TrainOutput
 from transformers.utils import logging
 
 from .batching import Indices, PairCollator, TokenBudgetSampler, TokenBudgetStream
+from .card import write_card
 from .checkpoints import TRAINER_STATE, average_checkpoints, complete_checkpoints, publish, remove
 from .configuration_vaswani import VaswaniConfig
 from .generation_vaswani import chosen_or_paper_config
+from .results import last_logged, read_results, run_results
 
 logger = logging.get_logger(__name__)
 
@@ -145,6 +148,28 @@ def inverse_sqrt_factor(step: int, warmup_steps: int) -> float:
     return min(step / warmup_steps, (warmup_steps / step) ** 0.5)
 
 
+def peak_learning_rate(d_model: int, warmup_steps: float) -> float:
+    """Return the highest learning rate of the paper's schedule.
+
+    Parameters
+    ----------
+    d_model : int
+        Width of the model.
+    warmup_steps : float
+        Updates over which the learning rate rises.
+
+    Returns
+    -------
+    float
+        (d_model warmup_steps)^-0.5.
+
+    Notes
+    -----
+    Section 5.3.
+    """
+    return (d_model * warmup_steps) ** -0.5
+
+
 class VaswaniTrainer(Seq2SeqTrainer):
     """Train with the paper's batches and learning rate; all else is the trainer of transformers.
 
@@ -176,12 +201,14 @@ class VaswaniTrainer(Seq2SeqTrainer):
     ) -> None:
         if args.learning_rate is None:
             args = copy.copy(args)  # the caller's arguments go on to say: as the formula has it
-            args.learning_rate = (model.config.d_model * args.warmup_steps) ** -0.5
+            args.learning_rate = peak_learning_rate(model.config.d_model, args.warmup_steps)
         options.setdefault("data_collator", PairCollator(model.config.pad_token_id))
         if isinstance(model.config, VaswaniConfig):
             model.generation_config = chosen_or_paper_config(model.generation_config, model.config)
         super().__init__(model, args, train_dataset=train_dataset, **options)
         self.add_callback(_ClockSaver(args.save_minutes))
+        self._stopwatch = _Stopwatch()
+        self.add_callback(self._stopwatch)
         self._unfinished: Path | None = None
         self.is_interrupted = False
 
@@ -300,6 +327,86 @@ class VaswaniTrainer(Seq2SeqTrainer):
             self._created_lr_scheduler = True
         return super().create_scheduler(num_training_steps, optimizer)
 
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Log figures, while training with the `seconds` that it took so far, over all parts of a resumed run.
+
+        Parameters
+        ----------
+        logs : dict[str, float]
+            The figures.
+        start_time : float | None, default=None
+            As in `Trainer.log`.
+        """
+        if self.is_in_train:
+            logs["seconds"] = round(time.monotonic() - self._stopwatch.start, 2)
+        super().log(logs, start_time)
+
+    def create_model_card(
+        self,
+        language: str | list[str] | None = None,
+        license: str | None = None,  # noqa: A002
+        tags: str | list[str] | None = None,
+        model_name: str | None = None,
+        finetuned_from: str | None = None,
+        tasks: str | list[str] | None = None,
+        dataset_tags: str | list[str] | None = None,
+        dataset: str | list[str] | None = None,
+        dataset_args: str | list[str] | None = None,
+    ) -> None:
+        """Write our model card and its results into the output folder, instead of the draft of transformers.
+
+        Parameters
+        ----------
+        language : str | list[str] | None, default=None
+            Codes of source and target language.
+        license : str | None, default=None
+            The model's licence.
+        tags : str | list[str] | None, default=None
+            Further tags.
+        model_name : str | None, default=None
+            The model's name.
+        finetuned_from : str | None, default=None
+            The model that this one began with; by default the Hub name that it was loaded from, if it was.
+        tasks : str | list[str] | None, default=None
+            Not used: the task is translation.
+        dataset_tags : str | list[str] | None, default=None
+            Names on the Hub of the data sets that it was trained on.
+        dataset : str | list[str] | None, default=None
+            Names of these data sets, for people.
+        dataset_args : str | list[str] | None, default=None
+            Not used.
+
+        Notes
+        -----
+        What the folder's results say about the model stays, unless it is given here. An adapter, and a model that is
+        not ours, get the draft of transformers.
+        """
+        model: Any = self.model
+        if hasattr(model, "peft_config") or not isinstance(model.config, VaswaniConfig):
+            languages: Any = language  # several are taken there too
+            super().create_model_card(
+                languages, license, tags, model_name, finetuned_from, tasks, dataset_tags, dataset, dataset_args
+            )
+            return
+        if not self.is_world_process_zero():
+            return
+        folder, loaded_from = Path(str(self.args.output_dir)), str(model.config.name_or_path)
+        given = {
+            "name": model_name,
+            "location": self.hub_model_id or self.args.hub_model_id,
+            "languages": _listed(language),
+            "license": license,
+            "tags": _listed(tags),
+            "base_model": finetuned_from or (None if Path(loaded_from).is_dir() else loaded_from),
+            "data": [
+                {"name": name or identifier, **({"id": identifier} if identifier else {})}
+                for name, identifier in itertools.zip_longest(_listed(dataset), _listed(dataset_tags))
+            ],
+        }
+        about = read_results(folder).get("about", {}) | {name: value for name, value in given.items() if value}
+        about.setdefault("name", folder.resolve().name)
+        write_card(folder, {"about": about, **run_results(self)})
+
     # A checkpoint is written under another name and gets its own when it is complete, on every process.
 
     def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
@@ -343,6 +450,17 @@ class VaswaniTrainer(Seq2SeqTrainer):
         excess = len(checkpoints) - max(self.args.save_total_limit or len(checkpoints), len(set(kept)))
         for checkpoint in [path for path in checkpoints if path not in kept][: max(excess, 0)]:
             remove(checkpoint)
+
+
+class _Stopwatch(TrainerCallback):
+    """Know since when training would have been running, had it never been interrupted."""
+
+    def on_train_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
+        self.start = time.monotonic() - (last_logged(state.log_history, "seconds") or 0.0)
+
+
+def _listed(value: str | list[str] | None) -> list[str]:
+    return [value] if isinstance(value, str) else value or []
 
 
 class _ClockSaver(TrainerCallback):

@@ -1,6 +1,5 @@
 """The report: tables for people, and everything that was measured as JSON."""
 
-import importlib.metadata
 import json
 import os
 import platform
@@ -10,6 +9,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
+from ..results import cpu_name, package_versions, usable_cores
 from .measure import AGREEMENT, LOSS_DIFFERENCE, TASKS, CellResult, Timing, ratio
 from .pairs import BATCHES_IN_A_ROUND, TrainingCell
 from .peers import Vaswani
@@ -58,37 +58,13 @@ def describe_machine() -> dict[str, Any]:
         Name of the processor, cores that this process may use, processes that were running in the last minute, and
         versions of packages; None for those that are not installed.
     """
-    versions: dict[str, str | None] = dict.fromkeys(PACKAGES)
-    for package in PACKAGES:
-        try:
-            versions[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
     return {
-        "cpu": _cpu_name(),
+        "cpu": cpu_name(),
         "cores": usable_cores(),
         "load": os.getloadavg()[0],
         "python": platform.python_version(),
-        "packages": versions,
+        "packages": package_versions(PACKAGES),
     }
-
-
-def usable_cores() -> int:
-    """Count the cores that this process may use.
-
-    Returns
-    -------
-    int
-        Their number.
-    """
-    return len(os.sched_getaffinity(0))
-
-
-def _cpu_name() -> str:
-    information = Path("/proc/cpuinfo")
-    lines = information.read_text().splitlines() if information.is_file() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
 
 
 def headline(machine: dict[str, Any], missing: Sequence[str]) -> list[str]:
