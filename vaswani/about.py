@@ -5,9 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from huggingface_hub.constants import REPOCARD_NAME
 from transformers.utils import CONFIG_NAME
 
-from .card import CARD_FILE, METRICS, write_card
+from .card import METRICS, write_card
 from .recipe import RECIPE_FILE, describe_recipe
 from .results import PACKAGES, folder_results
 
@@ -184,8 +185,8 @@ def complete_card(folder: Path, about: Path | None = None, run: Path | None = No
     FileExistsError
         If a card is there already.
     """
-    if (folder / CARD_FILE).exists() and not overwrite:
-        raise FileExistsError(f"{folder / CARD_FILE} exists already: add --overwrite to write it anew.")
+    if (folder / REPOCARD_NAME).exists() and not overwrite:
+        raise FileExistsError(f"{folder / REPOCARD_NAME} exists already: add --overwrite to write it anew.")
     write_card(folder, collect_results(folder, about or folder / ABOUT_FILE, run))
 
 

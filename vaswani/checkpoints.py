@@ -102,9 +102,9 @@ def remove(checkpoint: Path) -> None:
 
 def _nameless(checkpoint: Path) -> Path:
     """Return where a checkpoint waits for its deletion, after deleting what a kill left there."""
-    for left in checkpoint.parent.glob(".removing-*"):
+    for left in checkpoint.parent.glob("_removing-*"):
         shutil.rmtree(left, ignore_errors=True)
-    return checkpoint.with_name(f".removing-{checkpoint.name}")
+    return checkpoint.with_name(f"_removing-{checkpoint.name}")
 
 
 def average_checkpoints(

@@ -407,12 +407,13 @@ class VaswaniTrainer(Seq2SeqTrainer):
         about.setdefault("name", folder.resolve().name)
         write_card(folder, {"about": about, **run_results(self)})
 
-    # A checkpoint is written under another name and gets its own when it is complete, on every process.
+    # A checkpoint is written under another name and gets its own when it is complete, on every process. The name begins
+    # with what pushes leave out, for they go on in the background.
 
     def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
         run = Path(self._get_output_dir(trial))
         checkpoint = run / f"checkpoint-{self.state.global_step}"
-        unfinished = run / ".saving"
+        unfinished = run / "_saving"
         if self.args.should_save:
             shutil.rmtree(unfinished, ignore_errors=True)
         self.accelerator.wait_for_everyone()
