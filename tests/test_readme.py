@@ -38,7 +38,9 @@ def test_the_readme_has_its_commands() -> None:
         "vaswani evaluate --hypothesis test.de --reference reference.de",
         "vaswani train --train train.en train.de --valid valid.en valid.de --preset base --output_dir run",
         "vaswani benchmark --sentences test_2016_flickr.en --chart speed.png",
-        "vaswani benchmark --size tiny --tokens 2000 --sentences train.en --targets train.de --peers marian\n"
-        "vaswani benchmark --size base --tokens 600 --sentences train.en --targets train.de --peers marian",
+        "vaswani benchmark --task training --tokens 2000 --peers marian --sentences train.en --targets train.de "
+        "--chart training.png",
+        "vaswani card run/averaged --about about.yaml\nvaswani push run/averaged your-name/your-model",
+        'vaswani translate "Good morning." --model your-name/your-model',
         'pip install -c constraints.txt -e ".[test]" && pytest',
     ]

@@ -333,4 +333,4 @@ def _versions(versions: dict[str, str | None]) -> str:
     return ", ".join(f"{name} {version}" for name, version in versions.items() if version)
 
 
-__all__ = ["REPOCARD_NAME", "card_for_folder", "make_card", "write_card"]
+__all__ = ["card_for_folder", "make_card", "write_card"]
