@@ -305,7 +305,10 @@ class Handler(BaseHTTPRequestHandler):
 
     def validate_card(self) -> None:
         """Check a card as the real Hub does: its metadata must be YAML, with a licence and languages that exist."""
-        metadata = yaml.safe_load(json.loads(self.body)["content"].split("---")[1]) or {}
+        try:
+            metadata = yaml.safe_load(json.loads(self.body)["content"].split("---")[1]) or {}
+        except (yaml.YAMLError, IndexError) as error:
+            raise HubError(400, message=f"Invalid metadata in README.md: {error}") from None
         languages = metadata.get("language") or []
         wrong = [code for code in [languages] if isinstance(code, str)] or languages
         errors = [f"language {code!r} is no ISO 639 code" for code in wrong if not re.fullmatch("[a-z]{2,3}", code)]

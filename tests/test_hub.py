@@ -235,10 +235,12 @@ def test_push_from_python_and_pull_by_name_revision_and_from_the_cache(
     assert offline.load(name) == changed
 
 
+@pytest.mark.parametrize("way", ["lfs", "xet"])
 @pytest.mark.parametrize("trainer", ["transformers.Seq2SeqTrainer", "vaswani.training.VaswaniTrainer"])
 def test_trainers_push_while_they_train(
-    trainer: str, hub: Hub, author: Machine, user: Machine, name: str, trained_folder: str, tmp_path: Path
+    trainer: str, way: str, hub: Hub, machines: Machines, name: str, trained_folder: str, tmp_path: Path
 ) -> None:
+    author, user = machines("author", way), machines("user", way)
     training = """
         import importlib, sys
         from datasets import Dataset
@@ -279,7 +281,8 @@ def test_push_command_publishes_what_a_stranger_needs(
     way: str, hub: Hub, machines: Machines, name: str, trained_folder: str, tmp_path: Path
 ) -> None:
     folder = copied(trained_folder, tmp_path / "run")
-    for private in ("training_args.bin", "trainer_state.json", "checkpoint-2/optimizer.pt", "notes.txt"):
+    private_files = ("training_args.bin", "trainer_state.json", "checkpoint-2/optimizer.pt", "key.json", "harm.py")
+    for private in private_files:
         (folder / private).parent.mkdir(exist_ok=True)
         (folder / private).write_text("of no use to others")
     options = ("--revision", "v1", "--private", "--message", "First try")
@@ -292,6 +295,38 @@ def test_push_command_publishes_what_a_stranger_needs(
     assert list(hub.repositories[name].commits.values())[-1][0] == "First try"
     user = machines("user", way)
     assert user.load(name, revision="v1") == user.load(trained_folder)
+
+
+def test_push_of_another_form_leaves_no_old_weights(
+    hub: Hub, pushed: str, author: Machine, user: Machine, trained_folder: str, tmp_path: Path
+) -> None:
+    shards = copied(trained_folder, tmp_path / "shards")
+    shift_weights(shards, 5)
+    model = AutoModelForSeq2SeqLM.from_pretrained(shards)
+    (shards / "model.safetensors").unlink()
+    model.save_pretrained(shards, max_shard_size="30KB")
+    push(author, shards, pushed)
+    assert "model.safetensors" not in hub.files(pushed)
+    assert user.load(pushed) == user.load(str(shards)) != user.load(trained_folder)
+    push(author, trained_folder, pushed, "--code")
+    assert not [path for path in hub.files(pushed) if path.startswith("model-") or "index" in path]
+    assert user.load(pushed) == user.load(trained_folder)
+
+
+def test_a_card_that_was_made_here_gets_the_name_that_the_model_has_now(
+    hub: Hub, name: str, author: Machine, trained_folder: str, tmp_path: Path
+) -> None:
+    folder, about = copied(trained_folder, tmp_path / "model"), tmp_path / "about.yaml"
+    facts = {"name": "A name for people", "summary": "It translates.", "languages": ["en", "de"], "license": "mit"}
+    facts |= {"data": [{"name": "numbers", "license": "mit"}], "intended_use": "Tests.", "limits": ["All."]}
+    about.write_text(json.dumps(facts))
+    assert author.command("card", folder, "--about", about).returncode == 0
+    assert f'from_pretrained("{folder.name}")' in (folder / "README.md").read_text()
+    push(author, folder, name)
+    assert f'from_pretrained("{name}")' in hub.read(name, "README.md").decode()
+    (folder / "README.md").write_text("---\nlicense: mit\n---\n# My own words\n")
+    push(author, folder, name)
+    assert "My own words" in hub.read(name, "README.md").decode()
 
 
 def test_translate_command_takes_a_name(pushed: str, user: Machine, trained_folder: str) -> None:
@@ -342,12 +377,20 @@ def test_incomplete_folders_and_impossible_names_are_refused_before_anything_is_
     cut = copied(trained_folder, tmp_path / "cut")
     assert "is no name of a repository" in refusal(author.command("push", cut, "a/b/c"))
     (cut / "model.safetensors").write_bytes((cut / "model.safetensors").read_bytes()[:-10])
-    assert "model.safetensors is no complete safetensors file" in refusal(author.command("push", cut, name))
+    assert "cannot be loaded: SafetensorError" in refusal(author.command("push", cut, name))
     (cut / "tokenizer.json").unlink()
     assert "it has no tokenizer.json." in refusal(author.command("push", cut, name))
     (cut / "tokenizer.json").write_text("{}")
     (cut / "config.json").write_text(json.dumps({"model_type": "marian"}))
-    assert "has a model of type 'marian', not 'vaswani'" in refusal(author.command("push", cut, name))
+    assert "it is a model of type 'marian', not 'vaswani'" in refusal(author.command("push", cut, name))
+    missing = copied(trained_folder, tmp_path / "missing")
+    weights = load_file(missing / "model.safetensors")
+    del weights["model.encoder.layers.0.self_attn_layer_norm.weight"]
+    save_file(weights, missing / "model.safetensors", metadata={"format": "pt"})
+    assert "1 of its weights are missing or have another shape" in refusal(author.command("push", missing, name))
+    broken = copied(trained_folder, tmp_path / "broken")
+    (broken / "README.md").write_text("---\na: [\n---\n")
+    assert "README.md is no valid card" in refusal(author.command("push", broken, name))
     assert "There is no folder" in refusal(author.command("push", tmp_path / "nowhere", name))
     assert not [asked for asked in hub.requests if asked.startswith("POST")]
 
@@ -357,8 +400,8 @@ def test_incomplete_folders_and_impossible_names_are_refused_before_anything_is_
     [
         (None, "(401); log in with `hf auth login`, or set HF_TOKEN."),
         ("hf_wrong", "Invalid credentials in Authorization header (401); log in with"),
-        ("hf_reader", "(403); the token needs the right to write there."),
-        ("hf_stranger", "(403); the token needs the right to write there."),
+        ("hf_reader", "(403); the token needs the right to do this."),
+        ("hf_stranger", "(403); the token needs the right to do this."),
     ],
 )
 def test_pushing_without_permission_says_so(
@@ -479,21 +522,20 @@ def chunks_of(hub: Hub) -> list[Path]:
 # --- code in the repository
 
 
+@pytest.mark.parametrize("way", ["lfs", "xet"])
 def test_code_in_the_repository_serves_where_vaswani_is_not_installed(
-    hub: Hub, name: str, author: Machine, user: Machine, machines: Machines, trained_folder: str, without_vaswani: str
+    way: str, hub: Hub, name: str, machines: Machines, trained_folder: str, without_vaswani: str
 ) -> None:
-    push(author, trained_folder, name, "--code")
+    user = machines("user", way)
+    push(machines("author", way), trained_folder, name, "--code")
     assert "modeling_vaswani.py" in hub.files(name)
     assert "auto_map" not in json.loads((Path(trained_folder) / "config.json").read_text())
     expected = user.load(trained_folder)
-    without = machines("without", PYTHONPATH=without_vaswani)
+    without = machines("without", way, PYTHONPATH=without_vaswani)
     assert without.load(name, trust_remote_code=True) == {**expected, "module": "transformers_modules"}
-    offline = machines("without-offline", home=without.home, PYTHONPATH=without_vaswani, HF_HUB_OFFLINE="1")
+    offline = machines("without-offline", way, home=without.home, PYTHONPATH=without_vaswani, HF_HUB_OFFLINE="1")
     assert offline.load(name, trust_remote_code=True) == {**expected, "module": "transformers_modules"}
     assert user.load(name, trust_remote_code=True) == user.load(name) == {**expected, "module": "vaswani"}
-    refused = without.run(LOAD, name, "{}")
-    assert refused.returncode == 1
-    assert "trust_remote_code=True" in refused.stderr
 
 
 # --- repositories that mean harm
@@ -528,6 +570,69 @@ def test_pickles_are_not_opened(hub: Hub, pushed: str, user: Machine, trained_fo
     assert not [asked for asked in hub.requests if asked.endswith(pickles)]
     unknown = {asked for asked in hub.requests if "/resolve/" not in asked and "/storage/" not in asked}
     assert not [asked for asked in unknown if "discussions" in asked or "commits" in asked]  # nobody shall convert it
+
+
+def test_pickles_that_an_index_or_an_adapter_names_are_not_opened(
+    hub: Hub, pushed: str, user: Machine, tmp_path: Path
+) -> None:
+    weights = hub.folder / "lfs" / hub.files(pushed)["model.safetensors"].oid
+    torch.save(load_file(weights), tmp_path / "weights.bin")
+    pickled = (tmp_path / "weights.bin").read_bytes()
+    files = dict(hub.files(pushed))
+    adapter = {"peft_type": "LORA", "r": 2, "target_modules": ["q_proj"], "base_model_name_or_path": pushed}
+    hub.plant(pushed, "adapter_config.json", json.dumps(adapter).encode())
+    hub.plant(pushed, "adapter_model.bin", pickled)
+    assert "weights are loaded from no other format" in refusal(user.command("translate", "three", "--model", pushed))
+    del files["model.safetensors"]
+    hub.repositories[pushed].commit("main", "Take the weights away", files)
+    index = {"metadata": {}, "weight_map": dict.fromkeys(load_file(weights), "weights.bin")}
+    hub.plant(pushed, "model.safetensors.index.json", json.dumps(index).encode())
+    hub.plant(pushed, "weights.bin", pickled)
+    assert "weights are loaded from no other format" in refusal(user.command("translate", "three", "--model", pushed))
+    hub.plant(pushed, "config.json", json.dumps({"model_type": "marian"}).encode())
+    hub.plant(pushed, "pytorch_model.bin", pickled)
+    assert "it is a model of type 'marian'" in refusal(user.command("translate", "three", "--model", pushed))
+    assert not [asked for asked in hub.requests if asked.endswith("pytorch_model.bin")]
+
+
+BROKEN = {
+    "config.json": ["[]", "{", '{"model_type": "vaswani", "d_model": "16"}', '{"model_type": "vaswani"}'],
+    "model.safetensors": ["", "garbage", "\x08\0\0\0\0\0\0\0{}      "],
+    "generation_config.json": ["[]", "{", '{"num_beams": "four"}'],
+    "tokenizer.json": ["[]", "{}", "{"],
+    "tokenizer_config.json": ["[]", "{"],
+}
+
+
+@pytest.mark.parametrize(("path", "content"), [(path, content) for path in BROKEN for content in BROKEN[path]])
+def test_broken_repositories_are_named(path: str, content: str, hub: Hub, pushed: str, user: Machine) -> None:
+    hub.plant(pushed, path, content.encode())
+    said = refusal(user.command("translate", "three", "--model", pushed))
+    assert pushed in said
+
+
+@pytest.mark.parametrize("path", ["generation_config.json", "tokenizer_config.json", "config.json"])
+def test_files_that_the_hub_refuses_are_missed(path: str, hub: Hub, pushed: str, user: Machine) -> None:
+    for method in ("HEAD", "GET"):
+        hub.fail(method, f"/resolve/.*/{path}$", status=403, times=99)
+    assert pushed in refusal(user.command("translate", "three", "--model", pushed))
+    hub.faults.clear()
+    assert user.command("translate", "three", "--model", pushed).returncode == 0
+
+
+def test_text_that_says_yes_trusts_nobody(hub: Hub, pushed: str, machines: Machines, tmp_path: Path) -> None:
+    trace = tmp_path / "trace"
+    config = {"model_type": "unheard-of", "auto_map": {"AutoConfig": "harm.Config"}}
+    hub.plant(pushed, "config.json", json.dumps(config).encode())
+    hub.plant(pushed, "harm.py", f"import os\nos.mkdir({str(trace)!r})\n".encode())
+    answering = """
+        import io, sys
+        sys.stdin = io.TextIOWrapper(io.BytesIO(b"y\\n" * 9))
+        from vaswani.cli import main
+        main(["translate", "--model", sys.argv[1]])
+    """
+    assert pushed in refusal(machines("trusting").run(answering, pushed))
+    assert not trace.exists()
 
 
 def test_code_does_not_run_unless_it_is_trusted(

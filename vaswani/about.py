@@ -1,6 +1,5 @@
 """The about file: what only a model's author knows, and the results and the card that it completes."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ from transformers.utils import CONFIG_NAME
 
 from .card import METRICS, write_card
 from .recipe import RECIPE_FILE, describe_recipe
-from .results import PACKAGES, folder_results
+from .results import PACKAGES, folder_results, read_object
 
 ABOUT_FILE = "about.yaml"
 
@@ -125,6 +124,8 @@ def collect_results(folder: Path, about: Path, run: Path | None = None) -> dict[
     evaluations, speed = entries.pop("evaluations", []), entries.pop("speed", None)
     is_planned = (folder / RECIPE_FILE).is_file() and not (folder / CONFIG_NAME).is_file()
     known = describe_recipe(folder / RECIPE_FILE) if is_planned else folder_results(folder, run)
+    if not is_planned:
+        entries.setdefault("location", folder.name if folder.is_absolute() else str(folder))
     results = {"about": entries, **known}
     if evaluations:
         results["evaluations"] = [_evaluation(entry, about.parent) for entry in evaluations]
@@ -135,7 +136,7 @@ def collect_results(folder: Path, about: Path, run: Path | None = None) -> dict[
 
 def _evaluation(entry: dict[str, Any], place: Path) -> dict[str, Any]:
     path = place / entry["file"]
-    scores = json.loads(path.read_text(encoding="utf-8"))
+    scores = read_object(path)
     needed = {"sentences", *METRICS, *(f"{name}_signature" for name in METRICS)}
     if not needed <= scores.keys():
         raise ValueError(f"{path} has no evaluation: `vaswani evaluate --output` writes one.")
@@ -144,7 +145,7 @@ def _evaluation(entry: dict[str, Any], place: Path) -> dict[str, Any]:
 
 def _speed(path: Path) -> dict[str, Any]:
     """Take from the file of a benchmark what it measured of this model alone."""
-    measured = json.loads(path.read_text(encoding="utf-8"))
+    measured = read_object(path)
     lengths = list(measured.get("mean_source_words", {}).values())
     cells = [cell for cell in measured.get("speed", []) if cell["lengths"] == "free"]
     if not cells or len(lengths) != 1:

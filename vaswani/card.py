@@ -53,7 +53,7 @@ def make_card(results: dict[str, Any]) -> ModelCard:
         model_name=name if scores else None,
         eval_results=scores or None,
     )
-    example = about.get("example", EXAMPLE)
+    example, location = about.get("example", EXAMPLE), about.get("location", name)
     return ModelCard.from_template(
         data,
         template_path=str(TEMPLATE),
@@ -62,8 +62,8 @@ def make_card(results: dict[str, Any]) -> ModelCard:
         summary=about.get("summary"),
         shape=_shape(model),
         base_model=about.get("base_model"),
-        location=about.get("location", name),
-        example={"python": json.dumps(example, ensure_ascii=False), "shell": shlex.quote(example)},
+        location=_quoted(location),
+        example=_quoted(example),
         search=_search(model["search"]),
         preset={"name": recipe.get("preset"), "vocab_size": model["vocab_size"]},
         measured=[_score_row(score) for score in measured],
@@ -116,6 +116,11 @@ def write_card(folder: Path, results: dict[str, Any]) -> None:
     card = make_card(results)
     write_results(folder, results)
     card.save(folder / REPOCARD_NAME)
+
+
+def _quoted(text: str) -> dict[str, str]:
+    """Return a text as Python and the shell write it."""
+    return {"python": json.dumps(text, ensure_ascii=False), "shell": shlex.quote(text)}
 
 
 def _measured_scores(evaluations: list[dict[str, Any]]) -> list[EvalResult]:
@@ -284,7 +289,7 @@ def _learning_rate(recipe: dict[str, Any]) -> str:
     length = f"{warmup:,.0f} updates" if warmup >= 1 else f"{warmup:.0%} of the updates"
     rise = f"rises over {length} to {recipe['learning_rate']:.3g}"
     if recipe["lr_scheduler_type"] == "inverse_sqrt":
-        return f"{rise}, then falls with the square root of the update, as in the paper"
+        return f"{rise}, then falls with the square root of the update, by the paper's schedule"
     return f"{rise}, then by the schedule {recipe['lr_scheduler_type']}"
 
 

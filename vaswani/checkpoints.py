@@ -164,7 +164,7 @@ def _save_generation_config(folder: Path) -> None:
     """Give an averaged model the paper's search, unless its checkpoints chose another one."""
     if not (folder / CONFIG_NAME).is_file():
         return
-    config = AutoConfig.from_pretrained(folder)
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     if isinstance(config, VaswaniConfig):
         has_one = (folder / GENERATION_CONFIG_NAME).is_file()
         chosen = GenerationConfig.from_pretrained(folder) if has_one else None

@@ -21,6 +21,8 @@ SIZES = (
     "decoder_layers",
     "max_position_embeddings",
 )
+# What a file may not decide: it could name a kernel on the Hub, which transformers would run.
+LOCAL_CHOICES = ("attn_implementation", "_attn_implementation")
 PROBABILITIES = ("dropout", "attention_dropout", "activation_dropout", "label_smoothing")
 TOKEN_IDS = ("pad_token_id", "eos_token_id", "bos_token_id", "decoder_start_token_id")
 
@@ -201,7 +203,8 @@ class VaswaniConfig(PreTrainedConfig):
             The configuration, with the unused keywords where `return_unused_kwargs=True` asks for them.
         """
         cls._refuse_misspelt_fields(kwargs)
-        result = super().from_dict({**config_dict, "_from_file": True}, **kwargs)
+        fields = {name: value for name, value in config_dict.items() if name not in LOCAL_CHOICES}
+        result = super().from_dict({**fields, "_from_file": True}, **kwargs)
         (result[0] if isinstance(result, tuple) else result)._check_values()
         return result
 

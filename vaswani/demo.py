@@ -130,7 +130,7 @@ def run(output: Path = Path("vaswani-demo"), steps: int = 500) -> dict[str, floa
 
 def _write_card(folder: Path, evaluation: dict[str, Any]) -> None:
     """Leave what `vaswani card` needs in the model's folder, and the card."""
-    about = {**ABOUT, "location": f"{folder.parent.name}/{folder.name}"}
+    about = {**ABOUT, "location": f"./{folder.parent.name}/{folder.name}"}
     (folder / EVALUATION_FILE).write_text(json.dumps(evaluation, indent=2) + "\n", encoding="utf-8")
     text = yaml.safe_dump(about, sort_keys=False, allow_unicode=True, width=120)
     (folder / ABOUT_FILE).write_text(text, encoding="utf-8")

@@ -1,23 +1,31 @@
 """The way to the Hub: a model's folder, checked and complete, as one commit."""
 
+import fnmatch
 import json
 import tempfile
 from pathlib import Path
+from typing import Any
 
-from huggingface_hub import CommitOperationAdd, HfApi
+import yaml
+from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, ModelCard
 from huggingface_hub.constants import REPOCARD_NAME
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 from huggingface_hub.utils import httpx, validate_repo_id
-from safetensors import SafetensorError, safe_open
-from transformers import AutoConfig, AutoModelForSeq2SeqLM
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
-from .card import card_for_folder
-from .configuration_vaswani import VaswaniConfig
+from .card import card_for_folder, make_card
+from .loading import load_translator_parts, reason
+from .results import read_results
 
-# What a stranger needs, and nothing that only the run needs that made it, such as its pickled options.
-PUBLISHED_SUFFIXES = {".json", ".md", ".png", ".py", ".safetensors", ".yaml"}
-KEPT_BACK = {"trainer_state.json"}
+WEIGHTS = (SAFE_WEIGHTS_NAME, "model-*-of-*.safetensors", SAFE_WEIGHTS_INDEX_NAME)
+NEEDED = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
+# What a stranger needs, and nothing else that may stand in the folder, such as pickled options with a token in them.
+PUBLISHED = (
+    *WEIGHTS,
+    *NEEDED,
+    *("special_tokens_map.json", "added_tokens.json", REPOCARD_NAME, "results.json", "about.yaml"),
+    *("evaluation*.json", "speed.json", "learning_curve.png"),
+)
 
 
 def push_folder(
@@ -33,9 +41,10 @@ def push_folder(
     Parameters
     ----------
     folder : Path
-        A folder with a model and its tokenizer. Without a card, one is uploaded that says what the folder tells.
+        A folder with a model and its tokenizer. A card that was made from its results, and one that is made because
+        there is none, load the model by its name on the Hub; another card is left as it is.
     name : str
-        Name of the repository, which is made if there is none.
+        Name of the repository, which is made if there is none. Weights of an earlier model there are deleted.
     revision : str | None, default=None
         Branch to upload to, which is made if there is none; by default the main one.
     private : bool | None, default=None
@@ -55,28 +64,39 @@ def push_folder(
     ValueError
         If the folder is no complete model or the name is impossible, before anything is sent.
     OSError
-        If the Hub refuses or cannot be reached; then nothing of the folder is to be seen there.
+        If the Hub refuses or cannot be reached. A commit is there whole or not at all.
     """
-    check_folder(folder)
     try:
         validate_repo_id(name)
     except HFValidationError as error:
         raise ValueError(f"{name!r} is no name of a repository: {error}") from None
+    model = check_folder(folder)
     files = _published_files(folder)
+    api = HfApi()
     with tempfile.TemporaryDirectory() as place:
         if include_code:
-            AutoModelForSeq2SeqLM.from_pretrained(folder).save_pretrained(place, include_code=True)
-            files |= _published_files(Path(place))
+            model.save_pretrained(place, include_code=True)
+            files |= {path.name: path for path in Path(place).iterdir() if path.suffix == ".py"}
+            files["config.json"] = Path(place) / "config.json"
         try:
-            return _upload(HfApi(), folder, files, name, revision, private, message)
+            _card_for(folder, name)  # a broken one is found before anything is sent
+            name = api.create_repo(name, private=private, exist_ok=True).repo_id
+            if revision is not None:
+                api.create_branch(name, branch=revision, exist_ok=True)
+            additions = [CommitOperationAdd(path_in_repo, path) for path_in_repo, path in files.items()]
+            additions.append(CommitOperationAdd(REPOCARD_NAME, _card_for(folder, name).encode()))
+            stale = [path for path in api.list_repo_files(name, revision=revision) if _is_stale(path, files)]
+            message = message or f"Upload {folder.absolute().name}"
+            operations: list[Any] = [*additions, *(CommitOperationDelete(path) for path in stale)]
+            return str(api.create_commit(name, operations, commit_message=message, revision=revision).commit_url)
         except HfHubHTTPError as error:
-            raise OSError(f"The Hub refused {name}: {_reason(error)}") from error
+            raise OSError(f"The Hub refused {name}: {reason(error)}") from error
         except (httpx.HTTPError, OSError, RuntimeError) as error:  # the last wraps what fails within a large file
-            cause = error.__cause__ or error
-            raise OSError(f"The upload to {name} failed, and nothing was changed there: {cause}") from error
+            cause, address = error.__cause__ or error, f"{api.endpoint}/{name}"
+            raise OSError(f"The upload failed; a commit is at {address} whole or not at all: {cause}") from error
 
 
-def check_folder(folder: Path) -> None:
+def check_folder(folder: Path) -> Any:
     """See that a folder is a complete model.
 
     Parameters
@@ -84,67 +104,53 @@ def check_folder(folder: Path) -> None:
     folder : Path
         The folder.
 
+    Returns
+    -------
+    Any
+        The model.
+
     Raises
     ------
     ValueError
-        If a part is missing, cut off, or of another kind of model.
+        If a part is missing, broken, or of another kind of model.
     """
     if not folder.is_dir():
         raise ValueError(f"There is no folder {folder}.")
-    needed = ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"]
-    if (folder / SAFE_WEIGHTS_INDEX_NAME).is_file():
-        shards = sorted(set(json.loads((folder / SAFE_WEIGHTS_INDEX_NAME).read_text())["weight_map"].values()))
-    else:
-        shards = [SAFE_WEIGHTS_NAME]
-    if missing := [file for file in (*needed, *shards) if not (folder / file).is_file()]:
-        raise ValueError(f"{folder} is no complete model: it has no {', '.join(missing)}.")
-    config = AutoConfig.from_pretrained(folder)
-    if not isinstance(config, VaswaniConfig):
-        raise ValueError(f"{folder} has a model of type {config.model_type!r}, not {VaswaniConfig.model_type!r}.")
-    for shard in shards:
+    shards = [SAFE_WEIGHTS_NAME]
+    if not (folder / SAFE_WEIGHTS_NAME).is_file() and (folder / SAFE_WEIGHTS_INDEX_NAME).is_file():
         try:
-            with safe_open(folder / shard, framework="pt"):
-                pass
-        except SafetensorError as error:
-            raise ValueError(f"{folder / shard} is no complete safetensors file: {error}.") from None
+            shards = sorted(set(json.loads((folder / SAFE_WEIGHTS_INDEX_NAME).read_text())["weight_map"].values()))
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            raise ValueError(f"{folder / SAFE_WEIGHTS_INDEX_NAME} is no index of weights: {error!r}.") from None
+    if missing := [file for file in (*NEEDED, *shards) if not (folder / file).is_file()]:
+        raise ValueError(f"{folder} is no complete model: it has no {', '.join(missing)}.")
+    if outside := [file for file in shards if not any(fnmatch.fnmatch(file, pattern) for pattern in WEIGHTS)]:
+        raise ValueError(f"{folder / SAFE_WEIGHTS_INDEX_NAME} names {outside[0]!r}: that is no part of the folder.")
+    return load_translator_parts(folder)[0]
 
 
 def _published_files(folder: Path) -> dict[str, Path]:
-    found = sorted(path for path in folder.iterdir() if path.is_file() and path.suffix in PUBLISHED_SUFFIXES)
-    return {path.name: path for path in found if path.name not in KEPT_BACK}
+    paths = sorted(path for path in folder.iterdir() if path.is_file() and path.name != REPOCARD_NAME)
+    return {path.name: path for path in paths if any(fnmatch.fnmatch(path.name, pattern) for pattern in PUBLISHED)}
 
 
-def _upload(
-    api: HfApi,
-    folder: Path,
-    files: dict[str, Path],
-    name: str,
-    revision: str | None,
-    private: bool | None,
-    message: str | None,
-) -> str:
-    name = api.create_repo(name, private=private, exist_ok=True).repo_id
-    if revision is not None:
-        api.create_branch(name, branch=revision, exist_ok=True)
-    additions = [CommitOperationAdd(path_in_repo, path) for path_in_repo, path in files.items()]
-    if REPOCARD_NAME not in files:
-        additions.append(CommitOperationAdd(REPOCARD_NAME, str(card_for_folder(folder, name)).encode()))
-    commit = api.create_commit(
-        name, additions, commit_message=message or f"Upload {folder.absolute().name}", revision=revision
-    )
-    return str(commit.commit_url)
+def _is_stale(path: str, files: dict[str, Path]) -> bool:
+    return path not in files and any(fnmatch.fnmatch(path, pattern) for pattern in WEIGHTS)
 
 
-def _reason(error: HfHubHTTPError) -> str:
-    """Say what the Hub answered, and what can be done about it."""
-    status = error.response.status_code
-    advice = {
-        401: "log in with `hf auth login`, or set HF_TOKEN",
-        403: "the token needs the right to write there",
-        404: "there is no such repository, or the token may not see it",
-    }.get(status, "try again later" if status >= 500 else "")
-    answer = (error.server_message or str(error)).strip().rstrip(".")
-    return f"{answer} ({status}){f'; {advice}' if advice else ''}."
+def _card_for(folder: Path, name: str) -> str:
+    """Return the folder's card, or one with the model's new name if it was made from results or there is none."""
+    file = folder / REPOCARD_NAME
+    if file.is_file():
+        try:
+            text = file.read_text(encoding="utf-8")
+            ModelCard(text)
+        except (ValueError, yaml.YAMLError) as error:
+            raise ValueError(f"{file} is no valid card: {error}") from None
+        results = read_results(folder)
+        if "model" not in results or str(make_card(results)) != text:
+            return text
+    return str(card_for_folder(folder, name))
 
 
 __all__ = ["check_folder", "push_folder"]

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers import GenerationConfig
 from transformers import initialization as init
 from transformers.activations import ACT2FN
 from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
@@ -29,7 +30,13 @@ from transformers.modeling_outputs import (
 )
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, PreTrainedModel, slice_logits_to_keep
 from transformers.processing_utils import Unpack
-from transformers.utils import TransformersKwargs, can_return_tuple, torch_compilable_check
+from transformers.utils import (
+    GENERATION_CONFIG_NAME,
+    TransformersKwargs,
+    cached_file,
+    can_return_tuple,
+    torch_compilable_check,
+)
 from transformers.utils.generic import is_flash_attention_requested, merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
@@ -488,6 +495,47 @@ def without_conversion() -> Iterator[None]:
             os.environ[switch] = before
 
 
+def _read_generation_config(name: Any, model: Any, options: dict[str, Any]) -> None:
+    """Read the saved search again, if none seems to be loaded: transformers ignores one that it cannot read."""
+    if not model.generation_config._from_model_config:
+        return
+    known = ("cache_dir", "force_download", "proxies", "local_files_only", "token", "revision", "subfolder")
+    download = {key: options[key] for key in known if key in options}
+    if has_file(name, GENERATION_CONFIG_NAME, **download):
+        model.generation_config = GenerationConfig.from_pretrained(name, **download)
+
+
+def has_file(name: str | os.PathLike[str], file: str, **options: Any) -> bool:
+    """Tell whether a model has a file, and fetch it.
+
+    Parameters
+    ----------
+    name : str | os.PathLike[str]
+        Folder or Hub name of the model.
+    file : str
+        Name of the file.
+    **options : Any
+        Options of downloading.
+
+    Returns
+    -------
+    bool
+        Whether there is one.
+
+    Raises
+    ------
+    OSError
+        If the Hub does not tell, or does not give it.
+    """
+    try:
+        cached_file(name, file, **options)
+    except OSError as error:
+        if "does not appear to have a file named" not in str(error):
+            raise
+        return False
+    return True
+
+
 class VaswaniPreTrainedModel(PreTrainedModel):
     """Tell transformers what the model can do and how its weights begin."""
 
@@ -578,14 +626,26 @@ class VaswaniPreTrainedModel(PreTrainedModel):
         """
         if use_safetensors is False:
             raise ValueError("use_safetensors=False: weights are loaded from safetensors files only.")
+        name = pretrained_model_name_or_path
         try:
             with without_conversion():
-                return super().from_pretrained(pretrained_model_name_or_path, *args, use_safetensors=True, **kwargs)
+                loaded = super().from_pretrained(name, *args, use_safetensors=True, **kwargs)
         except OSError as error:
             if "use_safetensors" not in str(error):
                 raise
-            name = pretrained_model_name_or_path
             raise OSError(f"{name} has no model.safetensors, and weights are loaded from no other format.") from None
+        model = loaded[0] if isinstance(loaded, tuple) else loaded
+        if name is not None and kwargs.get("generation_config") is None and model.can_generate():
+            _read_generation_config(name, model, kwargs)
+        return loaded
+
+    @staticmethod
+    def _load_pretrained_model(model: Any, state_dict: Any, checkpoint_files: Any, *args: Any, **kwargs: Any) -> Any:
+        """Refuse what an index or an adapter names that is no safetensors file, before it is opened."""
+        for file in checkpoint_files or ():
+            if not str(file).endswith(".safetensors"):
+                raise OSError(f"{file} is no safetensors file, and weights are loaded from no other format.")
+        return PreTrainedModel._load_pretrained_model(model, state_dict, checkpoint_files, *args, **kwargs)
 
     def save_pretrained(
         self,

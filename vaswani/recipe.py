@@ -275,9 +275,9 @@ def _load(
 def _tokenizer(corpus: Any, options: CorpusOptions, output: Path) -> Any:
     """Load the tokenizer that the recipe names, or that an earlier part of the run learned, or learn it."""
     if options.tokenizer is not None:
-        return AutoTokenizer.from_pretrained(options.tokenizer)
+        return AutoTokenizer.from_pretrained(options.tokenizer, trust_remote_code=False)
     if options.resume and (output / "tokenizer.json").is_file():
-        return AutoTokenizer.from_pretrained(output)
+        return AutoTokenizer.from_pretrained(output, trust_remote_code=False)
     return VaswaniTokenizer.learn(corpus, options.vocab_size)
 
 

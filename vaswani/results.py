@@ -240,7 +240,7 @@ def folder_results(folder: Path, run: Path | None = None) -> dict[str, Any]:
     """
     if not (folder / CONFIG_NAME).is_file():
         raise ValueError(f"{folder} has no model: there is no {CONFIG_NAME}.")
-    config = AutoConfig.from_pretrained(folder)
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     if not isinstance(config, VaswaniConfig):
         raise ValueError(f"{folder} has a model of type {config.model_type!r}; it must be 'vaswani'.")
     has_search = (folder / GENERATION_CONFIG_NAME).is_file()
@@ -269,7 +269,34 @@ def read_results(folder: Path) -> dict[str, Any]:
         The results; nothing if there is no file.
     """
     path = folder / RESULTS_FILE
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return read_object(path) if path.is_file() else {}
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """Read a JSON file that holds an object.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+
+    Returns
+    -------
+    dict[str, Any]
+        The object.
+
+    Raises
+    ------
+    ValueError
+        If it is no such file.
+    """
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is no JSON file: {error}.") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"{path} holds no JSON object.")
+    return value
 
 
 def write_results(folder: Path, results: dict[str, Any]) -> None:
@@ -293,6 +320,7 @@ __all__ = [
     "last_logged",
     "model_facts",
     "package_versions",
+    "read_object",
     "read_results",
     "recipe_facts",
     "run_results",

@@ -11,10 +11,11 @@ from typing import Any, BinaryIO, NamedTuple, Self
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase, TorchAoConfig
+from transformers import GenerationConfig, PreTrainedTokenizerBase, TorchAoConfig
 
 from .batching import PairCollator
 from .generation_vaswani import paper_generation_config
+from .loading import load_translator_parts
 
 # Lines that are read at once, sorted by length and put into batches.
 WINDOW = 2048
@@ -156,16 +157,16 @@ class Translator:
         Raises
         ------
         ValueError
-            If a folder does not exist, the models have different vocabularies, the device cannot be used, or eight
-            bits are asked for without torchao.
+            If a folder does not exist, a model is broken or of another kind, the models have different vocabularies,
+            the device cannot be used, or eight bits are asked for without torchao.
         """
         paths = [names] if isinstance(names, str | os.PathLike) else list(names)
         for path in paths:
             if str(path).startswith((".", "~", os.sep)) and not os.path.isdir(path):  # no Hub name begins so
                 raise ValueError(f"There is no folder {path}.")
         loading = {"quantization_config": _int8_config()} if int8 else {}
-        models = [AutoModelForSeq2SeqLM.from_pretrained(path, **loading) for path in paths]
-        tokenizers: list[Any] = [AutoTokenizer.from_pretrained(path) for path in paths]
+        parts = [load_translator_parts(path, **loading) for path in paths]
+        models, tokenizers = [model for model, _ in parts], [tokenizer for _, tokenizer in parts]
         for path, other in zip(paths, tokenizers, strict=True):
             if other.get_vocab() != tokenizers[0].get_vocab():
                 raise ValueError(f"The models of an ensemble must have one vocabulary: {paths[0]} and {path} differ.")

@@ -218,7 +218,7 @@ def learn_tokenizer(size: str, texts: list[str]) -> Any:
     There is no advice that a vocabulary is smaller than asked for: here that is right.
     """
     if size not in SIZES:
-        return AutoTokenizer.from_pretrained(size)
+        return AutoTokenizer.from_pretrained(size, trust_remote_code=False)
     level = logger.level
     logger.setLevel(logging.ERROR)
     try:
