@@ -170,3 +170,13 @@ def test_a_saved_configuration_comes_back_equal(tmp_path) -> None:
     config = VaswaniConfig(d_k=16, decoder_layers=2, eos_token_id=[1, 5], position_encoding="learned")
     config.save_pretrained(tmp_path)
     assert VaswaniConfig.from_pretrained(tmp_path).to_dict() == config.to_dict()
+
+
+def test_a_file_does_not_decide_on_the_attention_that_is_run(tmp_path) -> None:
+    VaswaniConfig().save_pretrained(tmp_path)
+    fields = json.loads((tmp_path / "config.json").read_text())
+    for name in ("attn_implementation", "_attn_implementation"):
+        (tmp_path / "config.json").write_text(json.dumps({**fields, name: "somebody/kernels"}))
+        assert VaswaniConfig.from_pretrained(tmp_path)._attn_implementation is None
+    chosen = VaswaniConfig.from_pretrained(tmp_path, attn_implementation="eager")
+    assert chosen._attn_implementation == "eager"

@@ -598,7 +598,7 @@ def test_pickles_that_an_index_or_an_adapter_names_are_not_opened(
 BROKEN = {
     "config.json": ["[]", "{", '{"model_type": "vaswani", "d_model": "16"}', '{"model_type": "vaswani"}'],
     "model.safetensors": ["", "garbage", "\x08\0\0\0\0\0\0\0{}      "],
-    "generation_config.json": ["[]", "{", '{"num_beams": "four"}'],
+    "generation_config.json": ["[]", "{", '{"num_beams": "four"}', '{"max_tokens_beyond_input": 1000000000000}'],
     "tokenizer.json": ["[]", "{}", "{"],
     "tokenizer_config.json": ["[]", "{"],
 }
