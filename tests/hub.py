@@ -1,7 +1,8 @@
 """A small hub on loopback that speaks the protocol of `huggingface_hub`, with LFS, Xet, permissions and faults.
 
 Repositories are in memory and large files in a folder. What the real Hub decides, such as which file is large, is
-decided here in the same way; what no client of ours asks for is not there and answers 404.
+decided here in the same way; what no client of ours asks for is not there and answers 404. Xet's store is a folder to
+which the client is sent (`local://`): tokens and hashes go over HTTP, chunks do not.
 """
 
 import base64

@@ -72,7 +72,7 @@ def test_the_demo_runs_from_the_command_line(tmp_path, capsys: pytest.CaptureFix
     assert type(AutoModelForSeq2SeqLM.from_pretrained(averaged)).__name__.startswith("Vasw")
     card = ModelCard.load(averaged / "README.md")
     assert f"sacreBLEU {card.data.eval_results[0].metric_value:.1f}, " in printed
-    assert 'from_pretrained("model/averaged")' in card.text
+    assert 'from_pretrained("./model/averaged")' in card.text
     assert "| Updates | 2, or " in card.text
     assert "- held-out sentences of the grammar: 300 sentences, translated by beam search with 4 beams" in card.text
     assert str(tmp_path) not in (averaged / "results.json").read_text()
