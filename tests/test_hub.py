@@ -388,6 +388,10 @@ def test_incomplete_folders_and_impossible_names_are_refused_before_anything_is_
     del weights["model.encoder.layers.0.self_attn_layer_norm.weight"]
     save_file(weights, missing / "model.safetensors", metadata={"format": "pt"})
     assert "1 of its weights are missing or have another shape" in refusal(author.command("push", missing, name))
+    for index in ("[]", "{}", '{"weight_map": {"x": 1}}'):
+        (cut / "model.safetensors").unlink(missing_ok=True)
+        (cut / "model.safetensors.index.json").write_text(index)
+        assert "model.safetensors.index.json" in refusal(author.command("push", cut, name))
     broken = copied(trained_folder, tmp_path / "broken")
     (broken / "README.md").write_text("---\na: [\n---\n")
     assert "README.md is no valid card" in refusal(author.command("push", broken, name))

@@ -1,7 +1,6 @@
 """The way to the Hub: a model's folder, checked and complete, as one commit."""
 
 import fnmatch
-import json
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -15,15 +14,15 @@ from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
 from .card import card_for_folder, make_card
 from .loading import load_translator_parts, reason
-from .results import read_results
+from .results import read_object, read_results
 
 WEIGHTS = (SAFE_WEIGHTS_NAME, "model-*-of-*.safetensors", SAFE_WEIGHTS_INDEX_NAME)
 NEEDED = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
-# What a stranger needs, and nothing else that may stand in the folder, such as pickled options with a token in them.
+# What a stranger needs beside the card, and nothing else that may stand there, such as pickled options with a token.
 PUBLISHED = (
     *WEIGHTS,
     *NEEDED,
-    *("special_tokens_map.json", "added_tokens.json", REPOCARD_NAME, "results.json", "about.yaml"),
+    *("special_tokens_map.json", "added_tokens.json", "results.json", "about.yaml"),
     *("evaluation*.json", "speed.json", "learning_curve.png"),
 )
 
@@ -118,10 +117,10 @@ def check_folder(folder: Path) -> Any:
         raise ValueError(f"There is no folder {folder}.")
     shards = [SAFE_WEIGHTS_NAME]
     if not (folder / SAFE_WEIGHTS_NAME).is_file() and (folder / SAFE_WEIGHTS_INDEX_NAME).is_file():
-        try:
-            shards = sorted(set(json.loads((folder / SAFE_WEIGHTS_INDEX_NAME).read_text())["weight_map"].values()))
-        except (ValueError, LookupError, TypeError, AttributeError) as error:
-            raise ValueError(f"{folder / SAFE_WEIGHTS_INDEX_NAME} is no index of weights: {error!r}.") from None
+        named = read_object(folder / SAFE_WEIGHTS_INDEX_NAME).get("weight_map")
+        if not isinstance(named, dict) or not all(isinstance(file, str) for file in named.values()):
+            raise ValueError(f"{folder / SAFE_WEIGHTS_INDEX_NAME} has no weight_map with a file for each weight.")
+        shards = sorted(set(named.values()))
     if missing := [file for file in (*NEEDED, *shards) if not (folder / file).is_file()]:
         raise ValueError(f"{folder} is no complete model: it has no {', '.join(missing)}.")
     if outside := [file for file in shards if not any(fnmatch.fnmatch(file, pattern) for pattern in WEIGHTS)]:
@@ -130,7 +129,7 @@ def check_folder(folder: Path) -> Any:
 
 
 def _published_files(folder: Path) -> dict[str, Path]:
-    paths = sorted(path for path in folder.iterdir() if path.is_file() and path.name != REPOCARD_NAME)
+    paths = sorted(path for path in folder.iterdir() if path.is_file())
     return {path.name: path for path in paths if any(fnmatch.fnmatch(path.name, pattern) for pattern in PUBLISHED)}
 
 
