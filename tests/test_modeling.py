@@ -633,7 +633,10 @@ def test_every_tensor_begins_with_the_variance_of_the_authors_code() -> None:
             assert_close(parameter.std().item(), 128**-0.5, rtol=0.03, atol=0)
             assert parameter.abs().max() > 3.5 * 128**-0.5  # normal, not uniform
         else:
-            limit = math.sqrt(6 / sum(parameter.shape))
+            joint = {"q_proj", "k_proj", "v_proj"} - ({"q_proj"} if "encoder_attn" in name else set())
+            widths = {"q_proj": 4 * 16, "k_proj": 4 * 16, "v_proj": 4 * 48}
+            fan_out = sum(widths[part] for part in joint) if kind in joint else parameter.shape[0]
+            limit = math.sqrt(6 / (parameter.shape[1] + fan_out))
             assert_close(parameter.std().item(), limit / math.sqrt(3), rtol=0.03, atol=0)
             assert 0.99 * limit < parameter.abs().max() <= limit, name
         assert abs(parameter.mean() - (parameter == 1).all().float()) < 0.01, name

@@ -15,7 +15,8 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 from tests.numbers_corpus import number_corpus
 from vaswani.checkpoints import complete_checkpoints
 from vaswani.cli import main
-from vaswani.recipe import parse_recipe
+from vaswani.presets import preset
+from vaswani.recipe import parse_recipe, recipe_names
 from vaswani.results import read_results
 
 MODEL = {"d_model": 16, "d_ff": 32, "encoder_layers": 1, "decoder_layers": 1, "num_attention_heads": 2}
@@ -75,6 +76,24 @@ def test_options_win_over_the_file_and_the_file_over_defaults(written: Path) -> 
     assert (arguments.warmup_steps, arguments.adam_beta2) == (4, 0.98)
 
 
+def test_a_recipe_of_the_package_is_taken_by_its_name(written: Path) -> None:
+    corpora = {name: str(written / f"{name}.tsv") for name in ("train", "valid")}
+    given = ["--train", corpora["train"], "--valid", corpora["valid"], "--output_dir", str(written / "run")]
+    assert {"multi30k", "tatoeba"} <= set(recipe_names())
+    for name in recipe_names():
+        options, arguments = parse_recipe([name, *given, "--seed", "7"])
+        assert (options.train, options.valid, arguments.seed) == ([corpora["train"]], [corpora["valid"]], 7)
+    options, arguments = parse_recipe(["multi30k", *given])
+    chosen = (options.preset, options.vocab_size, arguments.source_tokens, arguments.target_tokens)
+    assert chosen == ("tiny", 10_000, 8192, 8192)
+    assert (arguments.learning_rate, arguments.warmup_steps, arguments.max_steps) == (0.005, 2000, 8000)
+    assert (arguments.early_stopping_patience, arguments.average_last) == (10, 10)
+    assert (arguments.eval_strategy, arguments.save_strategy) == ("epoch", "epoch")
+    assert preset("tiny", vocab_size=10_000).dropout == 0.3
+    main(["train", "multi30k", *given, "--vocab_size", "320", "--max_steps", "2", "--dataloader_pin_memory", "false"])
+    assert read_results(written / "run")["training"]["updates"] == 2
+
+
 def refused(words: list[str], capsys: pytest.CaptureFixture) -> str:
     with pytest.raises(SystemExit) as ending:
         main(words)
@@ -108,6 +127,12 @@ def test_an_unknown_key_of_a_file_is_explained(written: Path, capsys: pytest.Cap
     assert "no option 'vocabulary_size': did you mean 'vocab_size'?" in refused(
         ["train", str(written / "bad.yaml")], capsys
     )
+
+
+@pytest.mark.parametrize("name", ["multi29k", "nowhere.yaml"])
+def test_an_unknown_recipe_is_explained(name: str, capsys: pytest.CaptureFixture) -> None:
+    message = f"There is no recipe '{name}': a recipe is the path of a .yaml file, or one of multi30k, tatoeba."
+    assert message in refused(["train", name], capsys)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import copy
 import itertools
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -18,7 +19,14 @@ from tests.conftest import Recorder, recipe, tiny_model
 from tests.numbers_corpus import number_corpus
 from vaswani import VaswaniForConditionalGeneration, VaswaniTokenizer
 from vaswani.batching import PairCollator, TokenBudgetSampler
-from vaswani.training import VaswaniTrainer, VaswaniTrainingArguments, inverse_sqrt_factor, lengths_of
+from vaswani.checkpoints import complete_checkpoints
+from vaswani.training import (
+    VaswaniTrainer,
+    VaswaniTrainingArguments,
+    inverse_sqrt_factor,
+    is_patience_over,
+    lengths_of,
+)
 
 
 def trainer_for(
@@ -233,6 +241,7 @@ def test_the_log_counts_the_seconds_of_all_parts_of_a_run(pairs: Dataset, tmp_pa
         ({"max_steps": 0}, "max_steps=0 must be at least 1, or -1"),
         ({"average_last": 5, "save_total_limit": 2}, "average_last=5 is more than save_total_limit=2"),
         ({"save_minutes": -1}, "save_minutes=-1 must be 0 or more"),
+        ({"early_stopping_patience": -1}, "early_stopping_patience=-1 must be 0 or more"),
         ({"lr_scheduler_type": "linear"}, "The schedule 'linear' needs a learning_rate"),
         ({"warmup_steps": 0}, "warmup_steps=0 must be at least 1 update"),
         ({"label_smoothing_factor": 0.1}, r"label_smoothing_factor=0.1: set label_smoothing in the model's conf"),
@@ -247,6 +256,48 @@ def test_a_budget_that_no_pair_fits_is_an_error(pairs: Dataset, tmp_path) -> Non
     trainer, _ = recipe(tmp_path, pairs=pairs, source_tokens=1, target_tokens=1)
     with pytest.raises(ValueError, match="No pair of the train_dataset fits into a batch"):
         trainer.train()
+
+
+# --- early stopping
+
+
+@pytest.mark.parametrize(
+    ("losses", "patience", "is_over"),
+    [
+        ([], 1, False),
+        ([3.0], 1, False),
+        ([3.0, 2.0, 2.0], 1, True),
+        ([3.0, 2.0, 2.5], 2, False),
+        ([3.0, 2.0, 2.5, 2.1], 2, True),
+        ([3.0, 2.0, 2.5, 1.9], 2, False),
+        ([3.0, 4.0, 5.0], 0, False),
+    ],
+)
+def test_patience_ends_when_the_lowest_loss_is_so_many_evaluations_ago(
+    losses: list[float], patience: int, is_over: bool
+) -> None:
+    log = [entry for loss in losses for entry in ({"loss": 0.0}, {"eval_loss": loss})]
+    assert is_patience_over(log, patience) is is_over
+
+
+def test_a_run_that_stops_early_stops_at_the_same_update_when_it_is_resumed(pairs: Dataset, tmp_path) -> None:
+    options = {"learning_rate": 1e-30, "eval_strategy": "steps", "eval_steps": 2, "early_stopping_patience": 3}
+    saving = {"save_strategy": "steps", "save_steps": 2, "average_last": 2}
+    ended = []
+    for lost in (None, "checkpoint-8", "averaged"):  # never interrupted; killed before its end; killed behind its end
+        if lost:
+            shutil.rmtree(tmp_path / lost)
+            shutil.rmtree(tmp_path / "averaged", ignore_errors=True)
+        trainer, _ = recipe(tmp_path, pairs=pairs, eval_dataset=pairs.select(range(50)), **options, **saving)
+        trainer.train(resume_from_checkpoint=lost is not None)
+        ended.append([path.name for path in complete_checkpoints(tmp_path)])
+        assert (tmp_path / "averaged").exists()
+    assert ended == [["checkpoint-2", "checkpoint-4", "checkpoint-6", "checkpoint-8"]] * 3
+
+
+def test_patience_without_evaluations_is_refused(pairs: Dataset, tmp_path) -> None:
+    with pytest.raises(ValueError, match="early_stopping_patience=3 needs evaluations"):
+        recipe(tmp_path, pairs=pairs, early_stopping_patience=3)
 
 
 # --- options of the Trainer that work unchanged, each once

@@ -199,13 +199,19 @@ class VaswaniAttention(nn.Module):
         Rank of the layer in its stack; key-value caches are indexed by it.
     is_causal : bool, default=False
         Whether a position may see only itself and the ones before it.
+    is_cross : bool, default=False
+        Whether it asks another sequence.
 
     Notes
     -----
     Section 3.2.2. Dropout, residual and normalisation (section 3.1) belong to the sub-layer that calls this.
+
+    The authors' code formed queries, keys and values by one matrix, or keys and values if queries come from elsewhere.
+    Here they are separate, but begin as parts of it: `joint_fan_out` is its width, and sets how large weights begin.
+    With the larger weights of matrices on their own the encoder's states become alike, and small models learn badly.
     """
 
-    def __init__(self, config: VaswaniConfig, layer_idx: int, is_causal: bool = False) -> None:
+    def __init__(self, config: VaswaniConfig, layer_idx: int, is_causal: bool = False, is_cross: bool = False) -> None:
         super().__init__()
         self.config = config
         self.layer_idx = layer_idx
@@ -217,6 +223,10 @@ class VaswaniAttention(nn.Module):
         self.k_proj = nn.Linear(config.d_model, heads * config.d_k, bias=bias)
         self.v_proj = nn.Linear(config.d_model, heads * config.d_v, bias=bias)
         self.out_proj = nn.Linear(heads * config.d_v, config.d_model, bias=bias)
+
+        joint = [self.k_proj, self.v_proj] if is_cross else [self.q_proj, self.k_proj, self.v_proj]
+        for projection in joint:
+            projection.joint_fan_out = sum(part.out_features for part in joint)  # type: ignore[assignment]
 
     def forward(
         self,
@@ -420,7 +430,7 @@ class VaswaniDecoderLayer(GradientCheckpointingLayer):
         super().__init__()
         self.self_attn = VaswaniAttention(config, layer_idx, is_causal=True)
         self.self_attn_layer_norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)
-        self.encoder_attn = VaswaniAttention(config, layer_idx)
+        self.encoder_attn = VaswaniAttention(config, layer_idx, is_cross=True)
         self.encoder_attn_layer_norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)
         self.feed_forward = VaswaniFeedForward(config)
         self.feed_forward_layer_norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)
@@ -575,11 +585,13 @@ class VaswaniPreTrainedModel(PreTrainedModel):
         return self.fast_paths and self.config._attn_implementation in ("eager", "sdpa") and can_bypass(self)
 
     def _init_weights(self, module: nn.Module) -> None:
-        """Initialise one module as tensor2tensor did: Glorot uniform, and embeddings of standard deviation D^-0.5."""
+        """Initialise one module as the authors' code did: Glorot uniform, and embeddings with deviation D^-0.5."""
         if isinstance(module, nn.Embedding) or module is self.get_output_embeddings():
             init.normal_(module.weight, std=self.config.d_model**-0.5)
         elif isinstance(module, nn.Linear):
-            init.xavier_uniform_(module.weight)
+            fan_out = getattr(module, "joint_fan_out", module.out_features)
+            limit = math.sqrt(6 / (module.in_features + fan_out))
+            init.uniform_(module.weight, -limit, limit)
             if module.bias is not None:
                 init.zeros_(module.bias)
         elif isinstance(module, nn.LayerNorm):

@@ -31,6 +31,7 @@ from .training import VaswaniTrainer, VaswaniTrainingArguments, agree, peak_lear
 logger = logging.get_logger(__name__)
 
 RECIPE_FILE = "recipe.yaml"
+RECIPES = Path(__file__).parent / "recipes"
 
 
 @dataclass
@@ -97,7 +98,7 @@ def parse_recipe(words: Sequence[str]) -> tuple[CorpusOptions, VaswaniTrainingAr
     Parameters
     ----------
     words : Sequence[str]
-        Words of a command line; the first may be the path of a `.yaml` file.
+        Words of a command line; the first may be the path of a `.yaml` file, or one of `recipe_names()`.
 
     Returns
     -------
@@ -114,14 +115,33 @@ def parse_recipe(words: Sequence[str]) -> tuple[CorpusOptions, VaswaniTrainingAr
     parser.error = _raise  # type: ignore[assignment, method-assign]
     known = {action.dest for action in parser._actions}
     words = list(words)
-    if words and words[0].endswith((".yaml", ".yml")):
-        words = [*_words_of_file(Path(words[0]), known), *words[1:]]
+    if words and not words[0].startswith("-"):
+        words = [*_words_of_file(_recipe_file(words[0]), known), *words[1:]]
     for word in words:
         name = word.removeprefix("--").split("=")[0].replace("-", "_")
         if word.startswith("--") and name not in known and name.removeprefix("no_") not in known:
             raise ValueError(_unknown(name, known))
     options, arguments = parser.parse_args_into_dataclasses(words)
     return options, arguments
+
+
+def recipe_names() -> list[str]:
+    """List the recipes that come with the package.
+
+    Returns
+    -------
+    list[str]
+        Their names, each of which stands for a file.
+    """
+    return sorted(path.stem for path in RECIPES.glob("*.yaml"))
+
+
+def _recipe_file(name: str) -> Path:
+    path = Path(name) if name.endswith((".yaml", ".yml")) else RECIPES / f"{name}.yaml"
+    if path.is_file():
+        return path
+    names = ", ".join(recipe_names())
+    raise ValueError(f"There is no recipe {name!r}: a recipe is the path of a .yaml file, or one of {names}.")
 
 
 def _raise(message: str) -> None:
@@ -313,4 +333,4 @@ class _Interruption(TrainerCallback):
         signal.signal(signal.SIGINT, self.previous)
 
 
-__all__ = ["RECIPE_FILE", "CorpusOptions", "describe_recipe", "parse_recipe", "run_recipe"]
+__all__ = ["RECIPE_FILE", "CorpusOptions", "describe_recipe", "parse_recipe", "recipe_names", "run_recipe"]

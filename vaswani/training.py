@@ -24,7 +24,7 @@ from transformers import (
     TrainerState,
     TrainingArguments,
 )
-from transformers.trainer_utils import SaveStrategy, SchedulerType, TrainOutput
+from transformers.trainer_utils import IntervalStrategy, SaveStrategy, SchedulerType, TrainOutput
 from transformers.utils import logging
 
 from .batching import Indices, PairCollator, TokenBudgetSampler, TokenBudgetStream
@@ -71,6 +71,8 @@ class VaswaniTrainingArguments(Seq2SeqTrainingArguments):
         How many of the last checkpoints are kept; as many as the paper averaged for its big model.
     average_last : int, default=0
         At the end of training, average so many of the last checkpoints into the folder `averaged`; 0 means none.
+    early_stopping_patience : int, default=0
+        Stop when so many evaluations in a row have not lowered the validation loss; 0 means never.
     logging_steps : float, default=50
         Updates between two lines of the log.
     ddp_find_unused_parameters : bool | None, default=False
@@ -99,6 +101,9 @@ class VaswaniTrainingArguments(Seq2SeqTrainingArguments):
     save_strategy: SaveStrategy | str = field(default="no", metadata={"help": "Checkpoints by steps or epochs too."})
     save_total_limit: int | None = field(default=20, metadata={"help": "How many of the last checkpoints are kept."})
     average_last: int = field(default=0, metadata={"help": "Average so many last checkpoints at the end; 0: none."})
+    early_stopping_patience: int = field(
+        default=0, metadata={"help": "Stop when so many evaluations in a row have not lowered the loss; 0: never."}
+    )
     logging_steps: float = field(default=50, metadata={"help": "Updates between two lines of the log."})
     ddp_find_unused_parameters: bool | None = field(default=False, metadata={"help": "Leave it: all are used."})
 
@@ -108,7 +113,7 @@ class VaswaniTrainingArguments(Seq2SeqTrainingArguments):
         for name in ("source_tokens", "target_tokens"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be a whole number of at least 1.")
-        for name in ("save_minutes", "average_last"):
+        for name in ("save_minutes", "average_last", "early_stopping_patience"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name}={getattr(self, name)} must be 0 or more.")
         if self.max_steps < 1 and self.max_steps != -1:
@@ -205,8 +210,14 @@ class VaswaniTrainer(Seq2SeqTrainer):
         options.setdefault("data_collator", PairCollator(model.config.pad_token_id))
         if isinstance(model.config, VaswaniConfig):
             model.generation_config = chosen_or_paper_config(model.generation_config, model.config)
+        if args.early_stopping_patience and args.eval_strategy == IntervalStrategy.NO:
+            raise ValueError(
+                f"early_stopping_patience={args.early_stopping_patience} needs evaluations: a validation "
+                "corpus and an eval_strategy."
+            )
         super().__init__(model, args, train_dataset=train_dataset, **options)
         self.add_callback(_ClockSaver(args.save_minutes))
+        self.add_callback(_EarlyStopping())
         self._stopwatch = _Stopwatch()
         self.add_callback(self._stopwatch)
         self._unfinished: Path | None = None
@@ -258,7 +269,8 @@ class VaswaniTrainer(Seq2SeqTrainer):
         if not checkpoint:
             return None
         state = TrainerState.load_from_json(str(Path(str(checkpoint)) / TRAINER_STATE))
-        if not 0 < self.args.max_steps <= state.global_step:
+        is_complete = 0 < self.args.max_steps <= state.global_step
+        if not is_complete and not is_patience_over(state.log_history, self.args.early_stopping_patience):
             return None
         self._load_from_checkpoint(str(checkpoint))
         self.state = state
@@ -462,6 +474,37 @@ class _Stopwatch(TrainerCallback):
 
 def _listed(value: str | list[str] | None) -> list[str]:
     return [value] if isinstance(value, str) else value or []
+
+
+def is_patience_over(log_history: list[dict[str, Any]], patience: int) -> bool:
+    """Tell whether the validation loss has stopped falling.
+
+    Parameters
+    ----------
+    log_history : list[dict[str, Any]]
+        The trainer's log.
+    patience : int
+        Evaluations without a new minimum that are too many; 0 means that none are.
+
+    Returns
+    -------
+    bool
+        Whether so many have passed since the lowest loss.
+    """
+    losses = [entry["eval_loss"] for entry in log_history if "eval_loss" in entry]
+    return bool(patience and losses) and len(losses) - 1 - losses.index(min(losses)) >= patience
+
+
+class _EarlyStopping(TrainerCallback):
+    """End training when the validation loss has stopped falling.
+
+    Written by hand because that of transformers counts in memory, and so anew when a run is resumed; this one reads the
+    log, which checkpoints hold.
+    """
+
+    def on_evaluate(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:  # noqa: ARG002
+        if is_patience_over(state.log_history, args.early_stopping_patience):
+            control.should_training_stop = True
 
 
 class _ClockSaver(TrainerCallback):
