@@ -179,10 +179,11 @@ def test_the_code_of_a_card_translates(folder: Path, model_folder: str, capsys: 
 def assert_code_translates(card: str, folder: str, capsys: pytest.CaptureFixture) -> None:
     """Run the code and the command of a card with another model in place of its own."""
     (code,) = code_blocks(card, "python")
-    (location,) = set(re.findall(r'from_pretrained\("(.*)"\)', code))
-    (translation,) = eval(printed_by(code.replace(f'"{location}"', repr(folder))))
+    (place,) = set(re.findall(r"from_pretrained\((.*)\)", code))
+    (translation,) = eval(printed_by(code.replace(place, repr(folder))))
     assert isinstance(translation, str)
     _, command = code_blocks(card, "bash")
+    location = re.fullmatch(r'(?:vaswani\.model_folder\()?"(.*?)"\)?', place)[1]
     assert f"--model {location}\n" in command
     main(shlex.split(command.replace(f"--model {location}", f"--model {folder}"))[1:])
     assert capsys.readouterr().out == f"{translation}\n"
@@ -431,6 +432,12 @@ def results_of(**changes: object) -> dict:
 def test_a_small_model_with_learned_positions_is_described_as_such() -> None:
     text = make_card(results_of(position_encoding="learned", parameters=999_999)).text
     assert "learned positions, one vocabulary of 10,000 pieces, 999,999 parameters" in text
+
+
+def test_a_model_of_the_package_is_loaded_by_its_name() -> None:
+    card = str(make_card({"about": {"location": "tatoeba-en-de"}, "model": read_results(CARDS[-1])["model"]}))
+    assert 'AutoModelForSeq2SeqLM.from_pretrained(vaswani.model_folder("tatoeba-en-de"))' in card
+    assert "--model tatoeba-en-de\n" in card
 
 
 def test_another_licence_has_a_name_and_a_link() -> None:

@@ -57,6 +57,17 @@ def test_the_average_is_the_mean_in_float64_and_loads_with_its_tokenizer(tokeniz
     }
 
 
+def test_an_average_in_half_precision_loads_in_single(tokenizer: VaswaniTokenizer, tmp_path) -> None:
+    made = make_checkpoints(tmp_path, tokenizer)
+    averaged = average_checkpoints(made, tmp_path / "averaged", half=True)
+    assert {tensor.dtype for tensor in averaged.values()} == {torch.float16}
+    sizes = [(folder / "model.safetensors").stat().st_size for folder in (tmp_path / "averaged", made[0])]
+    assert sizes[0] < 0.6 * sizes[1]
+    model = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "averaged")
+    assert model.dtype == torch.float32
+    assert torch.equal(model.lm_head.weight, averaged["model.encoder.embed_tokens.weight"].float())
+
+
 def test_trainer_and_average_save_the_papers_search_unless_another_was_chosen(
     pairs: Dataset, tokenizer: VaswaniTokenizer, tmp_path
 ) -> None:

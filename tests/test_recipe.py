@@ -59,6 +59,9 @@ def test_a_recipe_leaves_a_folder_with_everything(written: Path, capsys: pytest.
     assert model.config.vocab_size == len(tokenizer) == 320
     assert AutoModelForSeq2SeqLM.from_pretrained(run / "averaged").config.d_model == 16
     assert (run / "learning_curve.png").read_bytes().startswith(b"\x89PNG")
+    log = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+    assert [entry["step"] for entry in log if "loss" in entry] == [1, 2, 3, 4, 5, 6]
+    assert [entry["step"] for entry in log if "eval_loss" in entry] == [4, 6]
     saved = yaml.safe_load((run / "recipe.yaml").read_text())
     assert (saved["max_steps"], saved["preset"], saved["vocab_size"]) == (6, "tiny", 320)
     assert saved["learning_rate"] is None
@@ -90,7 +93,7 @@ def test_a_recipe_of_the_package_is_taken_by_its_name(written: Path) -> None:
     assert (arguments.early_stopping_patience, arguments.average_last) == (10, 10)
     assert (arguments.eval_strategy, arguments.save_strategy) == ("epoch", "epoch")
     assert preset("tiny", vocab_size=10_000).dropout == 0.3
-    main(["train", "multi30k", *given, "--vocab_size", "320", "--max_steps", "2", "--dataloader_pin_memory", "false"])
+    main(["train", "multi30k", *given, "--vocab_size", "320", "--max_steps", "2"])
     assert read_results(written / "run")["training"]["updates"] == 2
 
 
@@ -113,6 +116,9 @@ def refused(words: list[str], capsys: pytest.CaptureFixture) -> str:
         (["--train", "nowhere.tsv"], "There is no file nowhere.tsv"),
         (["--vocab_size", "100"], "vocab_size=100 is too small for this corpus"),
         (["--max_length", "1"], "No pair of the corpus is left after cleaning"),
+        (["--bpe_dropout", "2"], "bpe_dropout=2.0 must be a number from 0 to 1"),
+        (["--bpe_dropout", "0.1", "--bpe_copies", "0"], "bpe_copies=0 must be a whole number of at least 1"),
+        (["--bpe_dropout", "0.1", "--streaming"], "bpe_dropout needs a corpus that is not a stream"),
     ],
 )
 def test_mistakes_are_explained_and_nothing_is_left(
@@ -155,6 +161,22 @@ def test_what_is_wrong_with_a_recipe_is_said_in_a_line(
     printed = refused(["train", str(tmp_path / "recipe.yaml")], capsys)
     assert message in printed
     assert "usage" not in printed
+
+
+def test_bpe_dropout_trains_on_copies_and_is_evaluated_without_it(written: Path) -> None:
+    spelled = ["--bpe_dropout", "0.2", "--bpe_copies", "3", "--max_steps", "4"]
+    main(["train", str(written / "recipe.yaml"), *spelled])
+    results = read_results(written / "run")
+    assert (results["training"]["pairs"], results["recipe"]["bpe_dropout"]) == (600, 0.2)
+    tokenizer = AutoTokenizer.from_pretrained(written / "run")
+    model = AutoModelForSeq2SeqLM.from_pretrained(written / "run").eval()
+    total, words = 0.0, 0
+    for line in (written / "valid.tsv").read_text().splitlines():
+        source, target = line.split("\t")
+        labels = tokenizer(target, return_tensors="pt")["input_ids"]
+        total += model(**tokenizer(source, return_tensors="pt"), labels=labels).loss.item() * labels.numel()
+        words += labels.numel()
+    assert results["training"]["valid_loss"] == pytest.approx(total / words, rel=0.02)
 
 
 def test_a_validation_corpus_is_used_without_being_asked(written: Path) -> None:

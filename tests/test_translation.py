@@ -712,10 +712,11 @@ def test_the_command_evaluate_scores_a_file_or_what_a_model_translates(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "Give either --hypothesis, or --model and --source"),
-        (["--hypothesis", "FILE", "--model", "x", "--source", "FILE"], "Give either --hypothesis, or --model"),
-        (["--model", "x"], "Give either --hypothesis, or --model and --source"),
-        (["--hypothesis", "FILE", "--source", "FILE"], "Give either --hypothesis, or --model and --source"),
+        ([], "Give either --hypothesis, or --source"),
+        (["--model", "x"], "Give either --hypothesis, or --source"),
+        (["--hypothesis", "FILE", "--source", "FILE"], "Give either --hypothesis, or --source"),
+        (["--hypothesis", "FILE", "--model", "x"], "--hypothesis is translated already"),
+        (["--hypothesis", "FILE", "--beams", "5"], "--hypothesis is translated already"),
         (["--model", "x", "--source", "FILE", "--tokenize", "13b"], "tokenize='13b' is unknown"),
         (["--hypothesis", "nowhere"], "nowhere"),
     ],

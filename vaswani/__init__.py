@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from .generation_vaswani import paper_generation_config
     from .modeling_vaswani import VaswaniForConditionalGeneration, VaswaniModel, VaswaniPreTrainedModel
     from .presets import preset, preset_names
+    from .shipped import model_folder, model_names
     from .tokenization_vaswani import VaswaniTokenizer
 
 __version__ = "0.1.0"
@@ -26,6 +27,7 @@ _NAMES = {
     "modeling_vaswani": ["VaswaniForConditionalGeneration", "VaswaniModel", "VaswaniPreTrainedModel"],
     "pipeline": [],
     "presets": ["preset", "preset_names"],
+    "shipped": ["model_folder", "model_names"],
     "tokenization_vaswani": ["VaswaniTokenizer"],
     "translation": [],
 }
@@ -81,6 +83,8 @@ __all__ = [
     "VaswaniModel",
     "VaswaniPreTrainedModel",
     "VaswaniTokenizer",
+    "model_folder",
+    "model_names",
     "paper_generation_config",
     "preset",
     "preset_names",

@@ -20,8 +20,8 @@ PUBLISHED = {
     "url": str,
     "updates": int,
     "pairs": int,
-    "time": str,
-    "hardware": str,
+    "time?": str,
+    "hardware?": str,
     "parameters?": int,
     "scores": [{**TEST_SET, "bleu": float, "signature": str}],
 }
@@ -71,6 +71,9 @@ def read_about(path: Path) -> dict[str, Any]:
     except yaml.YAMLError as error:
         raise ValueError(f"{path} is no valid YAML: {error}.") from None
     _check(about, ABOUT, str(path))
+    published = about.get("published", {})
+    if ("time" in published) != ("hardware" in published):
+        raise ValueError(f"{path}: published needs both time and hardware, or neither.")
     if about["license"] == "other" and not ("license_name" in about and "license_link" in about):
         raise ValueError(f"{path}: the license 'other' needs license_name and license_link.")
     return about

@@ -9,6 +9,7 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from huggingface_hub.constants import REPOCARD_NAME
 
 from .results import folder_results, read_results, write_results
+from .shipped import model_names
 
 TEMPLATE = Path(__file__).parent / "card_template.jinja"
 EXAMPLE = "Good morning."
@@ -62,7 +63,7 @@ def make_card(results: dict[str, Any]) -> ModelCard:
         summary=about.get("summary"),
         shape=_shape(model),
         base_model=about.get("base_model"),
-        location=_quoted(location),
+        location=_location(location),
         example=_quoted(example),
         search=_search(model["search"]),
         preset={"name": recipe.get("preset"), "vocab_size": model["vocab_size"]},
@@ -121,6 +122,13 @@ def write_card(folder: Path, results: dict[str, Any]) -> None:
 def _quoted(text: str) -> dict[str, str]:
     """Return a text as Python and the shell write it."""
     return {"python": json.dumps(text, ensure_ascii=False), "shell": shlex.quote(text)}
+
+
+def _location(location: str) -> dict[str, str]:
+    """Return by what a model is loaded, as Python and the shell write it."""
+    quoted = _quoted(location)
+    is_shipped = location in model_names()
+    return quoted | {"python": f"vaswani.model_folder({quoted['python']})"} if is_shipped else quoted
 
 
 def _measured_scores(evaluations: list[dict[str, Any]]) -> list[EvalResult]:
@@ -188,6 +196,7 @@ def _search(search: dict[str, Any]) -> str:
 
 def _published_texts(published: dict[str, Any], scores: list[EvalResult]) -> dict[str, Any]:
     work = f"{published['updates']:,} updates on {_millions(published['pairs'])} pairs"
+    cost = f", {published['time']} on {published['hardware']}" if "time" in published else ""
     parameters = [f"parameters: {_millions(published['parameters'])}"] if "parameters" in published else []
     return {
         "source": published["source"],
@@ -195,7 +204,7 @@ def _published_texts(published: dict[str, Any], scores: list[EvalResult]) -> dic
         "rows": [_score_row(score) for score in scores],
         "notes": [
             *(f"{score['name']}: {score['signature']}" for score in published["scores"]),
-            f"training: {work}, {published['time']} on {published['hardware']}",
+            f"training: {work}{cost}",
             *parameters,
         ],
     }
@@ -233,7 +242,8 @@ def _training_rows(results: dict[str, Any]) -> list[tuple[str, str]]:
     rows = {
         "Corpus": _corpus(recipe, training),
         "Cleaning": _cleaning(recipe),
-        "Vocabulary": f"{model['vocab_size']:,} pieces, one joint byte-pair encoding",
+        "Vocabulary": f"{model['vocab_size']:,} pieces, one joint byte-pair encoding"
+        + (f", with BPE dropout {recipe['bpe_dropout']:g} in training" if recipe.get("bpe_dropout") else ""),
         "An update": f"up to {recipe['source_tokens']:,} source and {recipe['target_tokens']:,} target tokens, padding "
         "included, over all devices",
         "Updates": _updates(recipe, training),

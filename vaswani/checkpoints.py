@@ -108,7 +108,7 @@ def _nameless(checkpoint: Path) -> Path:
 
 
 def average_checkpoints(
-    checkpoints: Sequence[str | os.PathLike[str]], output: str | os.PathLike[str]
+    checkpoints: Sequence[str | os.PathLike[str]], output: str | os.PathLike[str], half: bool = False
 ) -> dict[str, torch.Tensor]:
     """Average the weights of checkpoints into a model of its own.
 
@@ -118,6 +118,9 @@ def average_checkpoints(
         Folders of checkpoints of one run; the last one gives configuration, tokenizer and all else.
     output : str | os.PathLike[str]
         Folder for the averaged model; it must not exist, or be empty.
+    half : bool, default=False
+        Whether to store weights in half precision. They load in the precision that the configuration names, which
+        stays: half the size, and computed as before.
 
     Returns
     -------
@@ -145,7 +148,7 @@ def average_checkpoints(
         if not (folder / SAFE_WEIGHTS_NAME).is_file():
             raise ValueError(f"{folder} is no checkpoint: it has no {SAFE_WEIGHTS_NAME}.")
 
-    averaged = _mean([folder / SAFE_WEIGHTS_NAME for folder in folders])
+    averaged = _mean([folder / SAFE_WEIGHTS_NAME for folder in folders], torch.float16 if half else None)
     unfinished = output.with_name(f".averaging-{output.name}")
     shutil.rmtree(unfinished, ignore_errors=True)
     left_out = (*TRAINING_FILES, SAFE_WEIGHTS_NAME, REPOCARD_NAME)
@@ -171,8 +174,8 @@ def _save_generation_config(folder: Path) -> None:
         chosen_or_paper_config(chosen, config).save_pretrained(folder)
 
 
-def _mean(files: list[Path]) -> dict[str, torch.Tensor]:
-    """Average the tensors of files, name by name."""
+def _mean(files: list[Path], dtype: torch.dtype | None) -> dict[str, torch.Tensor]:
+    """Average the tensors of files, name by name; their own type, or another one."""
     with contextlib.ExitStack() as stack:
         try:
             opened = [(path, stack.enter_context(safe_open(path, "pt"))) for path in files]
@@ -182,10 +185,10 @@ def _mean(files: list[Path]) -> dict[str, torch.Tensor]:
         for path, file in opened:
             if different := names ^ set(file.keys()):
                 raise ValueError(f"{path} and {files[-1]} differ in their weights: {sorted(different)}.")
-        return {name: _mean_of(name, opened) for name in sorted(names)}
+        return {name: _mean_of(name, opened, dtype) for name in sorted(names)}
 
 
-def _mean_of(name: str, opened: list[tuple[Path, Any]]) -> torch.Tensor:
+def _mean_of(name: str, opened: list[tuple[Path, Any]], dtype: torch.dtype | None) -> torch.Tensor:
     """Average one tensor in float64."""
     (first_path, first), *others = ((path, file.get_tensor(name)) for path, file in opened)
     total = first.double()
@@ -196,7 +199,7 @@ def _mean_of(name: str, opened: list[tuple[Path, Any]]) -> torch.Tensor:
                 f"{tuple(tensor.shape)} of {tensor.dtype} in {path}."
             )
         total += tensor
-    return (total / len(opened)).to(first.dtype)
+    return (total / len(opened)).to(dtype or first.dtype)
 
 
 __all__ = ["average_checkpoints", "complete_checkpoints"]

@@ -12,6 +12,8 @@ from typing import Any
 
 import vaswani
 
+from .shipped import DEFAULT_MODEL
+
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command that the arguments name.
@@ -26,13 +28,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--version", action="version", version=f"vaswani {vaswani.__version__}")
     commands = parser.add_subparsers(title="commands", dest="command", required=True)
 
-    train = "train a model from a recipe: a YAML file, options, or both; `vaswani train --help` lists them all"
+    train = "train a model from a recipe: a name, a YAML file, options, or both; `vaswani train --help` lists them"
     commands.add_parser("train", help=train, add_help=False)
 
     average = commands.add_parser("average", help="average the last checkpoints of a run, or those that are named")
     average.add_argument("paths", nargs="+", type=Path, help="the run's folder, or folders of checkpoints")
     average.add_argument("--last", type=_positive, default=5, help="how many of a run (paper: 5, big 20; %(default)s)")
     average.add_argument("--output", type=Path, required=True, help="folder for the averaged model; it must not exist")
+    average.add_argument("--half", action="store_true", help="store weights in half precision; they load in single")
     average.set_defaults(run=_average)
 
     _add_translate(commands)
@@ -95,7 +98,7 @@ def _average(options: argparse.Namespace) -> None:
         if len(checkpoints) < options.last:
             raise ValueError(f"{run} has {len(checkpoints)} complete checkpoints, not {options.last}.")
         checkpoints = checkpoints[-options.last :]
-    average_checkpoints(checkpoints, options.output)
+    average_checkpoints(checkpoints, options.output, options.half)
     print(f"Averaged {', '.join(path.name for path in checkpoints)} into {options.output}")
 
 
@@ -128,7 +131,7 @@ def _demo(options: argparse.Namespace) -> None:
 def _add_translate(commands: Any) -> None:
     command = commands.add_parser("translate", help="translate sentences, a file, or what another program writes")
     command.add_argument("sentences", nargs="*", metavar="SENTENCE", help="what to translate; before all options")
-    _add_models(command, required=True)
+    _add_models(command)
     command.add_argument("--input", type=Path, help="file with a sentence in each line (default: standard input)")
     command.add_argument("--output", type=Path, help="file for the translations (default: standard output)")
     command.add_argument("--nbest", type=_positive, default=1, help="translations of each sentence (%(default)s)")
@@ -136,8 +139,7 @@ def _add_translate(commands: Any) -> None:
     prefix = command.add_mutually_exclusive_group()
     prefix.add_argument("--prefix", metavar="TEXT", help="how every translation shall begin")
     prefix.add_argument("--prefix-file", type=Path, help="file with the beginning of a translation in each line")
-    command.add_argument("--beams", type=_positive, help="beams of the search (paper: 4)")
-    command.add_argument("--length-penalty", type=float, help="strength of the length penalty (paper: 0.6)")
+    _add_search(command)
     long = "what becomes of longer sentences (%(default)s)"
     command.add_argument("--long-lines", choices=("refuse", "split"), default="refuse", help=long)
     existing = command.add_mutually_exclusive_group()
@@ -154,9 +156,7 @@ def _translate(options: argparse.Namespace) -> None:
 
     interactive = _is_interactive(options)
     _check_files(options)
-    search = {"num_beams": options.beams, "length_penalty": options.length_penalty}
-    changes = {name: value for name, value in search.items() if value is not None}
-    translator = _translator(options, long_lines=options.long_lines, **changes)
+    translator = _translator(options, long_lines=options.long_lines, **_search(options))
     beams = translator.generation_config.num_beams or 1
     if options.nbest > beams:
         raise ValueError(f"--nbest {options.nbest} needs at least as many beams, but there are {beams}: add --beams.")
@@ -244,7 +244,7 @@ def _converse(translator: Any, prefix: str | None, form: dict[str, Any]) -> None
 
 def _add_score(commands: Any) -> None:
     command = commands.add_parser("score", help="tell how probable given translations are: score, log P and length")
-    _add_models(command, required=True)
+    _add_models(command)
     command.add_argument("--source", type=Path, required=True, help="file with a sentence in each line")
     command.add_argument("--target", type=Path, required=True, help="file with their translations")
     command.add_argument("--json", action="store_true", help="write JSON")
@@ -265,8 +265,9 @@ def _add_evaluate(commands: Any) -> None:
     references = "files with right translations, a sentence in each line"
     command.add_argument("--reference", type=Path, nargs="+", required=True, help=references)
     command.add_argument("--hypothesis", type=Path, help="file with the translations to score")
-    _add_models(command, required=False)
-    command.add_argument("--source", type=Path, help="file to translate with the model")
+    command.add_argument("--source", type=Path, help="file to translate with a model")
+    _add_models(command)
+    _add_search(command)
     command.add_argument("--target-language", default="de", help="code of the language (%(default)s)")
     command.add_argument("--tokenize", metavar="NAME", help="tokenizer of sacreBLEU (default: the language's)")
     command.add_argument("--output", type=Path, help="file for the results too; it must not exist")
@@ -283,8 +284,10 @@ def _evaluate(options: argparse.Namespace) -> None:
     from .evaluation import evaluate_translations
     from .sentences import check_output, read_aligned
 
-    if bool(options.hypothesis) == bool(options.model) or bool(options.source) != bool(options.model):
-        raise ValueError("Give either --hypothesis, or --model and --source.")
+    if bool(options.hypothesis) == bool(options.source):
+        raise ValueError("Give either --hypothesis, or --source and the model that translates it.")
+    if options.hypothesis and (options.model or _search(options)):
+        raise ValueError("--model, --beams and --length-penalty are for --source; --hypothesis is translated already.")
     if options.output:
         check_output(options.output, "choose another file")
     lines, *references = read_aligned([options.hypothesis or options.source, *options.reference])
@@ -292,10 +295,10 @@ def _evaluate(options: argparse.Namespace) -> None:
     evaluate_translations(["."], ["."], **settings)  # a wrong setting is found before the work
     made_from: dict[str, Any] = {"references": [path.name for path in options.reference]}
     made_from |= {name: getattr(options, name).name for name in ("hypothesis", "source") if getattr(options, name)}
-    if options.model:
+    if options.source:
         from .results import search_facts
 
-        translator = _translator(options)
+        translator = _translator(options, **_search(options))
         made_from["search"] = search_facts(translator.generation_config)
         lines = [best.text for best, *_ in translator.translate(lines)]
     results = evaluate_translations(lines, list(zip(*references, strict=True)), **settings) | made_from
@@ -308,11 +311,20 @@ def _evaluate(options: argparse.Namespace) -> None:
 # --- what the commands share
 
 
-def _add_models(command: argparse.ArgumentParser, required: bool) -> None:
-    models = "folder or Hub name of the model; several decide together"
-    command.add_argument(
-        "--model", nargs="+", action="extend", required=required, metavar="FOLDER_OR_NAME", help=models
-    )
+def _add_search(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--beams", type=_positive, help="beams of the search (default: the model's; paper: 4)")
+    strength = "strength of the length penalty (default: the model's; paper: 0.6)"
+    command.add_argument("--length-penalty", type=float, help=strength)
+
+
+def _search(options: argparse.Namespace) -> dict[str, Any]:
+    given = {"num_beams": options.beams, "length_penalty": options.length_penalty}
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _add_models(command: argparse.ArgumentParser) -> None:
+    models = f"folder or Hub name of the model; several decide together (default: {DEFAULT_MODEL}, of this package)"
+    command.add_argument("--model", nargs="+", action="extend", metavar="FOLDER_OR_NAME", help=models)
     batch = "source tokens of a batch, padding included, times beams (default: 16384)"
     command.add_argument("--batch-tokens", type=_positive, help=batch)
     longest = "tokens that a sentence may have, its end symbol included (default: 512)"
@@ -327,7 +339,8 @@ def _translator(options: argparse.Namespace, **changes: Any) -> Any:
 
     from .translation import Translator
 
-    for name in options.model:
+    models = options.model or [DEFAULT_MODEL]
+    for name in models:
         if " " in name and not Path(name).exists():
             raise ValueError(f"{name!r} is no model. Sentences stand before --model.")
     for name in ("batch_tokens", "max_source_tokens"):
@@ -335,7 +348,7 @@ def _translator(options: argparse.Namespace, **changes: Any) -> Any:
             changes[name] = getattr(options, name)
     logging.disable_progress_bar()
     try:
-        return Translator.from_pretrained(options.model, options.device, options.int8, **changes)
+        return Translator.from_pretrained(models, options.device, options.int8, **changes)
     finally:
         logging.enable_progress_bar()
 

@@ -8,6 +8,7 @@ from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
 from .configuration_vaswani import VaswaniConfig
 from .modeling_vaswani import VaswaniForConditionalGeneration, has_file
+from .shipped import folder_or_name
 
 TOKENIZER_CONFIG = "tokenizer_config.json"
 # What a user can do about an answer of the Hub.
@@ -24,7 +25,7 @@ def load_translator_parts(name: str | os.PathLike[str], **options: Any) -> tuple
     Parameters
     ----------
     name : str | os.PathLike[str]
-        Folder or Hub name of the model.
+        Folder of the model, its name in the package (`model_names()`), or on the Hub.
     **options : Any
         Options of the model's `from_pretrained`.
 
@@ -40,6 +41,7 @@ def load_translator_parts(name: str | os.PathLike[str], **options: Any) -> tuple
     OSError
         If it is not there, or the Hub refuses or cannot be reached.
     """
+    name = folder_or_name(name)
     try:
         config = AutoConfig.from_pretrained(name, trust_remote_code=False)
         if not isinstance(config, VaswaniConfig):

@@ -25,12 +25,14 @@ from .modeling_vaswani import VaswaniForConditionalGeneration
 from .presets import preset
 from .progress import ProgressBar, draw_learning_curve
 from .results import model_facts, recipe_facts, run_results, write_results
+from .spellings import respell
 from .tokenization_vaswani import VaswaniTokenizer
 from .training import VaswaniTrainer, VaswaniTrainingArguments, agree, peak_learning_rate
 
 logger = logging.get_logger(__name__)
 
 RECIPE_FILE = "recipe.yaml"
+LOG_FILE = "log.jsonl"
 RECIPES = Path(__file__).parent / "recipes"
 
 
@@ -68,6 +70,10 @@ class CorpusOptions:
         Drop pairs that occurred before.
     keep_empty : bool, default=False
         Keep pairs with an empty side, which are dropped otherwise.
+    bpe_dropout : float, default=0.0
+        Probability with which a merge of the vocabulary is left out in training, so that words have many spellings.
+    bpe_copies : int, default=10
+        With `bpe_dropout`, how often the corpus is spelled anew; an epoch has all of these copies.
     num_proc : int | None, default=None
         Processes that tokenise.
     resume : bool, default=False
@@ -88,6 +94,8 @@ class CorpusOptions:
     max_ratio: float | None = field(default=None, metadata={"help": "Drop pairs with one side so many times as long."})
     drop_duplicates: bool = field(default=False, metadata={"help": "Drop pairs that occurred before."})
     keep_empty: bool = field(default=False, metadata={"help": "Keep pairs with an empty side."})
+    bpe_dropout: float = field(default=0.0, metadata={"help": "Probability with which a merge is left out."})
+    bpe_copies: int = field(default=10, metadata={"help": "Copies of the corpus that are so spelled, in an epoch."})
     num_proc: int | None = field(default=None, metadata={"help": "Processes that tokenise."})
     resume: bool = field(default=False, metadata={"help": "Go on from the last complete checkpoint."})
 
@@ -179,7 +187,8 @@ def run_recipe(options: CorpusOptions, arguments: VaswaniTrainingArguments) -> V
     options : CorpusOptions
         What the run is made from.
     arguments : VaswaniTrainingArguments
-        How it trains; `output_dir` gets the model, the tokenizer, the recipe, the learning curve and the results.
+        How it trains; `output_dir` gets the model, the tokenizer, the recipe, the log, the learning curve and the
+        results.
 
     Returns
     -------
@@ -193,6 +202,12 @@ def run_recipe(options: CorpusOptions, arguments: VaswaniTrainingArguments) -> V
     """
     output = Path(str(arguments.output_dir))
     changes = _model_changes(options)
+    if not 0 <= options.bpe_dropout <= 1:
+        raise ValueError(f"bpe_dropout={options.bpe_dropout} must be a number from 0 to 1.")
+    if options.bpe_copies < 1:
+        raise ValueError(f"bpe_copies={options.bpe_copies} must be a whole number of at least 1.")
+    if options.bpe_dropout and options.streaming:
+        raise ValueError("bpe_dropout needs a corpus that is not a stream: leave out streaming.")
     if complete_checkpoints(output) and not options.resume:
         raise ValueError(f"{output} has checkpoints already: add --resume to go on, or choose another output_dir.")
     if options.resume and not complete_checkpoints(output):
@@ -200,6 +215,8 @@ def run_recipe(options: CorpusOptions, arguments: VaswaniTrainingArguments) -> V
     if options.valid is not None and arguments.eval_strategy == IntervalStrategy.NO:
         arguments.eval_strategy = IntervalStrategy.STEPS
         arguments.eval_steps = arguments.eval_steps or 1000
+    if arguments.device.type == "cpu":
+        arguments.dataloader_pin_memory = False  # torch warns that there is no device to pin for
     set_seed(arguments.seed)
 
     train = _load(options.train, options, arguments, split="train", streaming=options.streaming)
@@ -208,6 +225,8 @@ def run_recipe(options: CorpusOptions, arguments: VaswaniTrainingArguments) -> V
     train = clean(train, options.max_length, options.max_ratio, options.drop_duplicates, not options.keep_empty)
     if not options.streaming and not len(train):
         raise ValueError("No pair of the corpus is left after cleaning.")
+    if options.bpe_dropout:
+        train = respell(train, tokenizer, options.bpe_dropout, options.bpe_copies, arguments.seed, options.num_proc)
     valid = None
     if options.valid is not None:
         valid = _load(options.valid, options, arguments, split="validation", streaming=False)
@@ -230,6 +249,8 @@ def run_recipe(options: CorpusOptions, arguments: VaswaniTrainingArguments) -> V
         logging.enable_progress_bar()
     if arguments.should_save:
         draw_learning_curve(trainer.state.log_history, output / "learning_curve.png")
+        log = "".join(f"{json.dumps(entry)}\n" for entry in trainer.state.log_history)
+        (output / LOG_FILE).write_text(log, encoding="utf-8")
     if trainer.is_interrupted:
         logger.warning(f"Stopped at update {trainer.state.global_step}. The same command with --resume goes on.")
     else:

@@ -28,7 +28,7 @@ SHAPE = (
 CORPORA = ("train", "valid")
 RECIPE = (
     *(*CORPORA, "dataset_config", "source_language", "target_language", "preset"),
-    *("max_length", "max_ratio", "drop_duplicates", "source_tokens", "target_tokens", "max_steps"),
+    *("max_length", "max_ratio", "drop_duplicates", "bpe_dropout", "source_tokens", "target_tokens", "max_steps"),
     *("optim", "adam_beta1", "adam_beta2", "adam_epsilon", "weight_decay", "max_grad_norm"),
     *("lr_scheduler_type", "learning_rate", "warmup_steps", "bf16", "fp16"),
     *("save_minutes", "average_last", "load_best_model_at_end", "seed"),

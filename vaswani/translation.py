@@ -141,7 +141,8 @@ class Translator:
         Parameters
         ----------
         names : str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
-            Folder or Hub name of the model, or those of the models of an ensemble, with their tokenizers.
+            Folder of the model, its name in the package (`model_names()`) or on the Hub; or those of the models of an
+            ensemble, with their tokenizers.
         device : str | torch.device | None, default=None
             Where to translate; by default on the first CUDA device, or without one on the CPU.
         int8 : bool, default=False
