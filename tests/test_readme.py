@@ -14,7 +14,7 @@ README = (Path(__file__).parent.parent / "README.md").read_text()
 @pytest.mark.process
 def test_the_code_of_the_readme_runs_from_top_to_bottom(tmp_path) -> None:
     blocks = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-    assert len(blocks) == 3
+    assert len(blocks) == 4
     finished = subprocess.run(
         [sys.executable, "-c", "\n".join(blocks)],
         capture_output=True,
@@ -24,13 +24,15 @@ def test_the_code_of_the_readme_runs_from_top_to_bottom(tmp_path) -> None:
         check=False,
     )
     assert finished.returncode == 0, finished.stderr
-    assert finished.stdout.splitlines()[-1] == "['Guten Morgen.']"
+    printed = [line for line in finished.stdout.splitlines() if line.startswith("[")]
+    assert printed == ["['Wo ist der Bahnhof?']", "['Guten Morgen.']"]
     assert (tmp_path / "greeter-with-code" / "modeling_vaswani.py").exists()
 
 
 def test_the_readme_has_its_commands() -> None:
     commands = re.findall(r"```bash\n(.*?)\n```", README, re.DOTALL)
     assert commands == [
+        'pip install -c constraints.txt . && vaswani translate "Where is the station?"',
         "pip install -c constraints.txt . && vaswani demo",
         'vaswani translate "The friendly singer had sent the bad hazelnut cake to the beautiful queen today." '
         "--model vaswani-demo/averaged\n"

@@ -1,5 +1,6 @@
 """The model of the package: there after installing, small, loaded by its documented name, and a translator."""
 
+import argparse
 import json
 import os
 import subprocess
@@ -12,6 +13,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 import vaswani
+from vaswani.benchmark.command import add_arguments
 from vaswani.cli import main
 from vaswani.results import read_results
 from vaswani.shipped import DEFAULT_MODEL, folder_or_name, model_folder, model_names
@@ -79,6 +81,12 @@ def test_sentences_of_everyday_life_have_their_translations() -> None:
     }
     found = [best.text for best, *_ in Translator.from_pretrained(DEFAULT_MODEL).translate(pairs)]
     assert all(text in right for text, right in zip(found, pairs.values(), strict=True)), found
+
+
+def test_the_benchmark_takes_it_by_its_name() -> None:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    assert parser.parse_args(["--model", DEFAULT_MODEL]).model == FOLDER
 
 
 def test_a_folder_of_the_same_name_comes_first(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:

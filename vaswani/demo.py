@@ -98,7 +98,6 @@ def run(output: Path = Path("vaswani-demo"), steps: int = 500) -> dict[str, floa
         eval_steps=max(steps // 4, 1),
         per_device_eval_batch_size=100,
         report_to="none",
-        dataloader_pin_memory=False,
         use_cpu=True,
         seed=1,
     )

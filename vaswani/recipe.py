@@ -119,7 +119,8 @@ def parse_recipe(words: Sequence[str]) -> tuple[CorpusOptions, VaswaniTrainingAr
         If an option or a key is unknown, with the one it resembles, or a value is impossible.
     """
     kinds: Any = [CorpusOptions, VaswaniTrainingArguments]
-    parser = HfArgumentParser(kinds, prog="vaswani train", allow_abbrev=False)
+    first = f"The first word may be a recipe: the path of a .yaml file, or one of {', '.join(recipe_names())}."
+    parser = HfArgumentParser(kinds, prog="vaswani train", description=first, allow_abbrev=False)
     parser.error = _raise  # type: ignore[assignment, method-assign]
     known = {action.dest for action in parser._actions}
     words = list(words)

@@ -13,7 +13,7 @@ def model_names() -> list[str]:
     Returns
     -------
     list[str]
-        Their names, which every command takes for `--model`.
+        Their names, which the option `--model` of every command takes.
     """
     return sorted(path.name for path in MODELS.iterdir() if path.is_dir())
 

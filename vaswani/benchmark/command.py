@@ -8,6 +8,7 @@ from typing import Any
 
 from tqdm.auto import tqdm
 
+from ..shipped import folder_or_name
 from . import report
 from .chart import draw_chart
 from .growth import draw_growth, growth_as_json, growth_table, run_growth
@@ -60,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--task", nargs="+", choices=TASKS, help="what is measured (both; with options of one only: that one)")
     add("--size", nargs="+", choices=SIZES, help="models with random weights: the paper's base, or tiny (both)")
-    add("--model", type=Path, help="folder of a trained model, instead of random weights")
+    add("--model", type=_folder, help="folder of a trained model, or its name in this package; no random weights")
     add("--batch", nargs="+", type=int, help="sentences in a call of generation (base: 16 64, tiny: 1 16)")
     add("--threads", nargs="+", type=int, help="threads of each engine (1 2)")
     add("--lengths", nargs="+", choices=LENGTHS, help="how long outputs are (equal ragged; with --model: free)")
@@ -144,6 +145,10 @@ def run(options: argparse.Namespace) -> None:
         draw_chart(contents, options.chart)
     if complaint := report.complaint(results):
         raise ValueError(complaint)
+
+
+def _folder(name: str) -> Path:
+    return Path(folder_or_name(name))
 
 
 def _measure_alone(options: argparse.Namespace) -> None:
