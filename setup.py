@@ -15,7 +15,7 @@ setup(
             f"vaswani._kernels_{name}",
             sources=sorted(glob.glob("vaswani/kernels/*.c")),
             depends=sorted(glob.glob("vaswani/kernels/*.h")),
-            extra_compile_args=["-O3", "-fopenmp", *flags],
+            extra_compile_args=["-O3", "-fno-trapping-math", "-fopenmp", *flags],
             extra_link_args=["-fopenmp"],
             optional=True,
         )

@@ -6,9 +6,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-typedef float vec __attribute__((vector_size(64), aligned(4), may_alias));
+/* Numbers of a register: a wider vector would live in memory. */
+#ifdef __AVX512F__
+enum { LANES = 16 };
+#else
+enum { LANES = 8 };
+#endif
 
-enum { LANES = 16 }; /* numbers of a vec */
+typedef float vec __attribute__((vector_size(LANES * sizeof(float)), aligned(4), may_alias));
 
 static inline int64_t min(int64_t a, int64_t b) { return a < b ? a : b; }
 static inline int64_t max(int64_t a, int64_t b) { return a > b ? a : b; }

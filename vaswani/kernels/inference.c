@@ -15,11 +15,7 @@ enum {
     DEPTH = 512,    /* rows of a panel that are taken at a time: they stay in the cache */
     ROW_BLOCK = 96, /* rows of the left matrix that a thread takes at a time */
     TILE_ROWS = 6,  /* a tile of the result is held in registers */
-#ifdef __AVX512F__
-    TILE_VECS = 4
-#else
-    TILE_VECS = 1
-#endif
+    TILE_VECS = LANES / 4,
 };
 
 /* Mirrors of the structures in native_vaswani.py: every field has eight bytes. */
