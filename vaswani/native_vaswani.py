@@ -94,7 +94,6 @@ def kernels() -> Any:
     library.smooth_cross_entropy.argtypes = [c_int64, c_int64, c_int64, c_void_p, c_void_p, c_double, c_void_p]
     library.fingerprint.argtypes = [c_int64, c_int64, c_void_p, c_void_p]
     library.fingerprint.restype = ctypes.c_uint64
-    library.has_int8.restype = c_int64
     inference = "encode prepare_source decode score_words rank_scores rank_words"
     training = "attend attend_backward add_and_norm add_and_norm_backward smooth_cross_entropy"
     for name in (*inference.split(), *training.split()):
@@ -124,7 +123,7 @@ def fits_kernels(stack: Any, output: nn.Linear | None = None) -> bool:
     is_single = stack.embed_tokens.weight.dtype == torch.float32
     if kinds == {False}:
         return is_papers and is_single and (output is None or not is_int8(output.weight))
-    return is_papers and is_single and kinds == {True} and bool(kernels().has_int8())
+    return is_papers and is_single and kinds == {True}
 
 
 def _floats(*shape: int) -> torch.Tensor:

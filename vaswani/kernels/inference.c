@@ -553,9 +553,6 @@ void rank_words(
 #undef RANKING
 }
 
-/* Tell whether this machine multiplies rounded weights. */
-int64_t has_int8(void) { return __builtin_cpu_supports("avx512vnni") != 0; }
-
 /* Return a number that changes with any single number of the given tensors. */
 uint64_t fingerprint(int64_t threads, int64_t tensors, const uint32_t *const *numbers, const int64_t *sizes)
 {
