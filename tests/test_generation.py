@@ -559,6 +559,7 @@ def test_beam_search_is_still_reached_through_the_method_that_is_replaced() -> N
     ("name", "arguments"),
     [
         ("_prepare_generation_config", {"generation_config"}),
+        ("_prepare_cache_for_generation", {"generation_config", "model_kwargs"}),
         ("_has_unfinished_sequences", {"this_peer_finished", "synced_gpus", "device"}),
         ("_update_model_kwargs_for_generation", {"outputs", "model_kwargs", "is_encoder_decoder"}),
         ("prepare_inputs_for_generation", {"next_sequence_length", "is_first_iteration"}),

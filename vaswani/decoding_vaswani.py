@@ -44,16 +44,16 @@ def can_bypass(model: nn.Module) -> bool:
         return False
     files = {type(model).__module__, *_FILES}
     precisions = set()
-    for module in model.modules():
+    for module in modules_of(model):
         is_known = type(module) in _LEAVES or type(module).__module__ in files
-        if not is_known or "forward" in vars(module):
+        if not is_known or "forward" in vars(module) or _is_watched(module):
             return False
         for weight in module._parameters.values():
             if weight is not None:
                 if weight.device.type != "cpu" or not (type(weight) is nn.Parameter or is_int8(weight)):
                     return False
                 precisions.add(weight.dtype)
-    return precisions in ({torch.float32}, {torch.float64}) and not has_hooks(model)
+    return precisions in ({torch.float32}, {torch.float64})
 
 
 def is_int8(weight: torch.Tensor) -> bool:
@@ -90,12 +90,47 @@ def has_hooks(modules: nn.Module) -> bool:
     bool
         Whether there is a hook, other than those with which transformers records outputs that are asked for.
     """
-    return any(
-        hook.__module__ != output_capturing.__name__
-        for module in modules.modules()
-        for hooks in (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks)
-        for hook in hooks.values()
-    )
+    return any(map(_is_watched, modules_of(modules)))
+
+
+def _is_watched(module: nn.Module) -> bool:
+    hooks = module._forward_hooks, module._forward_pre_hooks, module._backward_hooks
+    return any(hooks) and any(hook.__module__ != output_capturing.__name__ for some in hooks for hook in some.values())
+
+
+def modules_of(model: nn.Module) -> list[nn.Module]:
+    """List a module and all that it contains, in a tenth of the time of `model.modules()`.
+
+    Parameters
+    ----------
+    model : nn.Module
+        The module.
+
+    Returns
+    -------
+    list[nn.Module]
+        The modules; one that stands in two places is there twice.
+    """
+    modules = [model]
+    for module in modules:
+        modules.extend(child for child in module._modules.values() if child is not None)
+    return modules
+
+
+def weights_of(model: nn.Module) -> list[torch.Tensor]:
+    """List the parameters of a module and of all that it contains.
+
+    Parameters
+    ----------
+    model : nn.Module
+        The module.
+
+    Returns
+    -------
+    list[torch.Tensor]
+        The parameters; a shared one is there several times.
+    """
+    return [each for module in modules_of(model) for each in module._parameters.values() if each is not None]
 
 
 def encode_real_words(stack: Any, hidden_states: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:

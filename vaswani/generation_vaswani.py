@@ -4,6 +4,7 @@ Where this reaches into transformers, beside the public `GenerationMixin.generat
 
 - `GenerationMixin._beam_search` is what `generate()` calls for beam search; it is replaced.
 - `GenerationMixin._prepare_generation_config` resolves the options of a call; it is extended by ours.
+- `GenerationMixin._prepare_cache_for_generation` makes a cache, which the paper's search has no use for.
 - `GenerationMixin._has_unfinished_sequences` and `_update_model_kwargs_for_generation` are called.
 - `GenerationConfig._pad_token_tensor` and `_decoder_start_token_tensor` are read.
 - `MinLengthLogitsProcessor`, `MinNewTokensLengthLogitsProcessor`, `MaxLengthCriteria` and `EosTokenCriteria` are
@@ -311,6 +312,14 @@ class VaswaniGenerationMixin(GenerationMixin):
             raise ValueError(f"length_penalty_form is {form!r}; it must be one of {LENGTH_PENALTY_FORMS}.")
         return prepared, model_kwargs
 
+    def _prepare_cache_for_generation(
+        self, generation_config: GenerationConfig, model_kwargs: dict[str, Any], *args: Any
+    ) -> Any:
+        """Make a cache where one is asked for or the search is not ours; `forward` makes its own without one."""
+        is_asked_for = model_kwargs.get("past_key_values") is not None or generation_config.cache_implementation
+        if is_asked_for or generation_config.num_beams == 1 or not _is_papers_search(generation_config):
+            super()._prepare_cache_for_generation(generation_config, model_kwargs, *args)  # type: ignore[misc]
+
     def _beam_search(
         self,
         input_ids: torch.Tensor,
@@ -323,8 +332,7 @@ class VaswaniGenerationMixin(GenerationMixin):
         **model_kwargs: Any,
     ) -> Any:
         """Search as the paper does where the options say so, otherwise as transformers does."""
-        is_paper_search = getattr(generation_config, "length_penalty_form", None) == "gnmt"
-        if not is_paper_search or generation_config.do_sample:
+        if not _is_papers_search(generation_config):
             if ensemble:
                 raise ValueError(
                     "An ensemble needs the paper's search: length_penalty_form='gnmt' and do_sample=False."
@@ -495,6 +503,10 @@ def _encode_for(
         kept = {name: arguments[name] for name in names if name in arguments}
         members.append((model, {**kept, "encoder_outputs": encoded}))
     return members
+
+
+def _is_papers_search(config: Any) -> bool:
+    return getattr(config, "length_penalty_form", None) == "gnmt" and not config.do_sample
 
 
 def _decoder_of(model: Any, arguments: dict[str, Any], config: Any, synced_gpus: bool) -> Any:

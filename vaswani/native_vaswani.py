@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from .decoding_vaswani import is_int8, largest
+from .decoding_vaswani import is_int8, largest, weights_of
 
 # Columns of a weight that stand together, numbers of a register, and rounded ones for each of them, as in the kernels.
 PANEL, LANES, BYTES = 64, 16, 4
@@ -119,7 +119,7 @@ def fits_kernels(stack: Any, output: nn.Linear | None = None) -> bool:
     if stack.config.position_encoding != "sinusoidal" or kernels() is None:
         return False
     is_papers = isinstance(stack.layers[0].feed_forward.activation, nn.ReLU)
-    kinds = {is_int8(weight) for weight in stack.layers.parameters() if weight.ndim == 2}
+    kinds = {is_int8(weight) for weight in weights_of(stack.layers) if weight.ndim == 2}
     is_single = stack.embed_tokens.weight.dtype == torch.float32
     if kinds == {False}:
         return is_papers and is_single and (output is None or not is_int8(output.weight))
@@ -217,7 +217,7 @@ class PackedStack:
     @staticmethod
     def _state_of(stack: Any, output: nn.Linear | None) -> tuple[list[int], int]:
         """Return what changes with the weights: their addresses, and a sum over all that are copied."""
-        weights: list[Any] = [*stack.layers.parameters(), *(() if output is None else output.parameters())]
+        weights: list[Any] = [*weights_of(stack.layers), *(() if output is None else weights_of(output))]
         copied = [weight.qdata if is_int8(weight) else weight for weight in weights]
         addresses = [weight.data_ptr() for weight in copied]
         sizes = [weight.nbytes // 4 for weight in copied]

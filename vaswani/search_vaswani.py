@@ -259,8 +259,9 @@ class BeamSearch:
 
     def _step(self) -> bool:
         log_probs, parents, words = self._best_continuations()
-        endings = self._which_end(parents, words)
-        rows = zip(log_probs.tolist(), parents.tolist(), words.tolist(), endings, strict=True)
+        listed = words.tolist()
+        endings = self._which_end(parents, words, listed)
+        rows = zip(log_probs.tolist(), parents.tolist(), listed, endings, strict=True)
         for index, row in zip(self._places, rows, strict=True):
             if not self._sentences[index].is_over:
                 self._sentences[index].take(list(zip(*row, strict=True)))
@@ -341,9 +342,9 @@ class BeamSearch:
         self._log_probs = log_probs.clone() if sys.getrefcount(log_probs) > names else log_probs
         return best
 
-    def _which_end(self, parents: torch.Tensor, words: torch.Tensor) -> list[list[bool]]:
-        """Tell of each continuation (B, count) whether it ends there."""
-        endings = [[word in self._endings for word in row] for row in words.tolist()]
+    def _which_end(self, parents: torch.Tensor, words: torch.Tensor, listed: list[list[int]]) -> list[list[bool]]:
+        """Tell of each continuation (B, count) whether it ends there; `listed` are the words once more."""
+        endings = [[word in self._endings for word in row] for row in listed]
         if not self._criteria:
             return endings
         self._candidates = self._continue(self._candidates, parents, words)
@@ -365,6 +366,8 @@ class BeamSearch:
             return
         order = [place for place, index in enumerate(self._places) if not self._sentences[index].is_over]
         kept = len(order)
+        if kept == len(self._places):
+            return
         moving = [place for place in order if place >= kept]
         staying = {place for place in order if place < kept}
         order = [place if place in staying else moving.pop() for place in range(kept)]
@@ -381,10 +384,9 @@ class BeamSearch:
             still_open = [] if sentence.is_over else sentence.steps[-1]
             beams.append(still_open + [dead] * (self._beams - len(still_open)))
         device = self._sequences.device
-        log_probs, parents, words = (
-            torch.tensor([[beam[part] for beam in row] for row in beams], dtype=dtype, device=device)
-            for part, dtype in enumerate((torch.float64, torch.long, torch.long))
-        )
+        parts = [[[beam[part] for beam in row] for row in beams] for part in range(3)]
+        log_probs = torch.tensor(parts[0], dtype=torch.float64, device=device)
+        parents, words = torch.tensor(parts[1:], device=device)
         if self._processors or self._criteria:
             self._sequences = self._continue(self._sequences, parents, words)
         self._columns += 1
