@@ -5,11 +5,13 @@ import inspect
 import pickle
 import platform
 import sys
+from typing import Any
 
 import pytest
 import torch
 from torch.testing import assert_close
 from transformers import (
+    DynamicCache,
     EosTokenCriteria,
     GenerationConfig,
     GenerationMixin,
@@ -627,6 +629,22 @@ def test_finished_sentences_leave_the_batch(path: str, fast_steps: list[int]) ->
     take(model, path)
     search(model, sources(3), logits_processor=[_EndAt(lengths)], max_new_tokens=20)
     assert fast_steps == [sum(length > step for length in lengths) for step in range(1, 12)]
+
+
+def test_a_cache_of_transformers_is_made_only_for_whoever_reads_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Any] = []
+
+    class Counted(DynamicCache):
+        def __init__(self, *args, **kwargs) -> None:
+            made.append(self)
+            super().__init__(*args, **kwargs)
+
+    monkeypatch.setattr("transformers.generation.utils.DynamicCache", Counted)
+    model = lively_model(3)
+    model.generate(**padded(sources(3)))
+    assert made == []
+    model.generate(**padded(sources(3)), length_penalty_form="power")
+    assert made
 
 
 @pytest.mark.parametrize("path", ["kernels", "torch"])
