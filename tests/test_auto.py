@@ -240,6 +240,8 @@ def test_the_public_names_are_pinned() -> None:
         "VaswaniModel",
         "VaswaniPreTrainedModel",
         "VaswaniTokenizer",
+        "model_folder",
+        "model_names",
         "paper_generation_config",
         "preset",
         "preset_names",

@@ -70,7 +70,7 @@ class CorpusOptions:
         Drop pairs that occurred before.
     keep_empty : bool, default=False
         Keep pairs with an empty side, which are dropped otherwise.
-    bpe_dropout : float, default=0.0
+    bpe_dropout : float | None, default=None
         Probability with which a merge of the vocabulary is left out in training, so that words have many spellings.
     bpe_copies : int, default=10
         With `bpe_dropout`, how often the corpus is spelled anew; an epoch has all of these copies.
@@ -94,7 +94,7 @@ class CorpusOptions:
     max_ratio: float | None = field(default=None, metadata={"help": "Drop pairs with one side so many times as long."})
     drop_duplicates: bool = field(default=False, metadata={"help": "Drop pairs that occurred before."})
     keep_empty: bool = field(default=False, metadata={"help": "Keep pairs with an empty side."})
-    bpe_dropout: float = field(default=0.0, metadata={"help": "Probability with which a merge is left out."})
+    bpe_dropout: float | None = field(default=None, metadata={"help": "Probability with which a merge is left out."})
     bpe_copies: int = field(default=10, metadata={"help": "Copies of the corpus that are so spelled, in an epoch."})
     num_proc: int | None = field(default=None, metadata={"help": "Processes that tokenise."})
     resume: bool = field(default=False, metadata={"help": "Go on from the last complete checkpoint."})
@@ -203,7 +203,7 @@ def run_recipe(options: CorpusOptions, arguments: VaswaniTrainingArguments) -> V
     """
     output = Path(str(arguments.output_dir))
     changes = _model_changes(options)
-    if not 0 <= options.bpe_dropout <= 1:
+    if not 0 <= (options.bpe_dropout or 0) <= 1:
         raise ValueError(f"bpe_dropout={options.bpe_dropout} must be a number from 0 to 1.")
     if options.bpe_copies < 1:
         raise ValueError(f"bpe_copies={options.bpe_copies} must be a whole number of at least 1.")
