@@ -165,11 +165,15 @@ def test_one_beam_is_greedy_search_with_the_scores_of_force_decoding(
     found = [best for (best,) in greedy.translate(SENTENCES)]
     assert capfd.readouterr().err == ""
     model, tokenizer = greedy.models[0], greedy.tokenizer
+    alike = {}  # what the model spelled as the tokenizer spells it: only that can be forced
     for line, best in zip(SENTENCES, found, strict=True):
         words = model.generate(**tokenizer(line, return_tensors="pt"), max_new_tokens=80)
         assert tokenizer.decode(words[0], skip_special_tokens=True) == best.text
-    scores = Translator.from_pretrained(folders[0]).score(zip(SENTENCES, [best.text for best in found], strict=True))
-    assert [best.score for best in found] == pytest.approx([score.score for score in scores], abs=1e-4)
+        if tokenizer(text_target=best.text)["input_ids"] == words[0, 1:].tolist():
+            alike[line] = best
+    assert len(alike) > len(set(SENTENCES)) / 2
+    scores = Translator.from_pretrained(folders[0]).score([(line, best.text) for line, best in alike.items()])
+    assert [best.score for best in alike.values()] == pytest.approx([score.score for score in scores], abs=1e-4)
 
 
 # --- the search that a folder says
