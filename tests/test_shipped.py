@@ -69,14 +69,18 @@ def test_it_translates_without_a_network_and_from_any_folder(tmp_path) -> None:
     command = [sys.executable, "-c", "from vaswani.cli import main; main()", "translate", "Where is the station?"]
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "home")}
     finished = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
-    assert (finished.returncode, finished.stdout, finished.stderr) == (0, "Wo ist der Bahnhof?\n", "")
+    assert (finished.returncode, finished.stdout) == (0, "Wo ist der Bahnhof?\n")
+    told = [line for line in finished.stderr.splitlines() if "torchao" not in line and "torch/utils" not in line]
+    assert told == []  # but for what torchao says of itself, where it is installed
 
 
 def test_sentences_of_everyday_life_have_their_translations() -> None:
     pairs = {
         "I don't know his name.": {"Ich kenne seinen Namen nicht.", "Ich weiß seinen Namen nicht."},
         "She bought a new car.": {"Sie kaufte ein neues Auto.", "Sie hat ein neues Auto gekauft."},
-        "What time is it?": {"Wie spät ist es?", "Wie viel Uhr ist es?"},
+        "The children are playing in the garden because the weather is nice.": {
+            "Die Kinder spielen im Garten, weil das Wetter schön ist."
+        },
         "I love you.": {"Ich liebe dich.", "Ich liebe Sie.", "Ich liebe euch."},
     }
     found = [best.text for best, *_ in Translator.from_pretrained(DEFAULT_MODEL).translate(pairs)]
