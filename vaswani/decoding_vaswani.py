@@ -285,6 +285,42 @@ def largest(values: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tenso
     return best, indices.gather(1, index)
 
 
+def best_of_beams(
+    values: torch.Tensor, words: torch.Tensor, scores: torch.Tensor, count: int, banned: list[int]
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Find the most probable continuations of each sentence among those of its beams.
+
+    Parameters
+    ----------
+    values : torch.Tensor
+        Log-probabilities of some words after each beam, of shape (sentences * beams, words); they are changed.
+    words : torch.Tensor
+        The words, of the same shape.
+    scores : torch.Tensor
+        Log-probability of each beam, in double precision, of shape (sentences, beams).
+    count : int
+        How many continuations to find for each sentence.
+    banned : list[int]
+        Words that none of them may have.
+
+    Returns
+    -------
+    tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+        Log-probability, beam and word, best first, each of shape (sentences, count); where there are no more, the
+        log-probability is minus infinity.
+    """
+    for word in banned:
+        values.masked_fill_(words == word, float("-inf"))
+    per_beam = values.shape[-1]
+    totals = (values.to(scores.dtype).view(*scores.shape, per_beam) + scores.unsqueeze(-1)).flatten(1)
+    best, index = totals.topk(min(count, totals.shape[-1]))
+    if best.shape[-1] < count:  # a small vocabulary
+        missing = (0, count - best.shape[-1])
+        best = nn.functional.pad(best, missing, value=float("-inf"))
+        index = nn.functional.pad(index, missing)
+    return best, index // per_beam, words.view(len(scores), -1).gather(1, index)
+
+
 class BeamDecoder:
     """Decode the beams of many sentences step by step; a sentence that is finished costs nothing any more.
 
@@ -304,7 +340,7 @@ class BeamDecoder:
     """
 
     can_drop = True
-    finds_best_words = True
+    finds_best = True
 
     def __init__(self, model: Any, encoded: torch.Tensor, attention_mask: torch.Tensor | None) -> None:
         self._stack = model.model.decoder
@@ -405,32 +441,37 @@ class BeamDecoder:
         logits: torch.Tensor = self._head(states)
         return logits
 
-    def best_words(self, states: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Find the most probable words without keeping the probabilities of the others.
+    def best_continuations(
+        self, states: torch.Tensor, scores: torch.Tensor, count: int, banned: list[int]
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Find the most probable continuations of each sentence by one word.
 
         Parameters
         ----------
         states : torch.Tensor
-            Decoder states, of shape (rows, d_model).
+            Decoder states, of shape (sentences * beams, d_model).
+        scores : torch.Tensor
+            Log-probability of each beam, in double precision, of shape (sentences, beams).
         count : int
-            How many words to find for each row.
+            How many continuations to find for each sentence.
+        banned : list[int]
+            Words that none of them may have.
 
         Returns
         -------
-        tuple[torch.Tensor, torch.Tensor]
-            Logarithms of the probabilities, best first, and the words, both of shape (rows, count), or all words of
-            a smaller vocabulary.
+        tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+            Log-probability, beam and word, best first, each of shape (sentences, count).
 
         Notes
         -----
-        Logits are formed some rows at a time.
+        Logits are formed some rows at a time, and not kept.
         """
-        if len(states) <= ROWS_AT_A_TIME:
-            return self._best_words(states, count)
-        parts = [self._best_words(rows, count) for rows in states.split(ROWS_AT_A_TIME)]
-        return torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
+        parts = [self._best_words(rows, count + len(banned)) for rows in states.split(ROWS_AT_A_TIME)]
+        values, words = (torch.cat(each) for each in zip(*parts, strict=True))
+        return best_of_beams(values, words, scores, count, banned)
 
     def _best_words(self, states: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return log-probabilities and words (rows, count) of the most probable words."""
         logits = self.logits(states)  # (B Q, V)
         best, words = largest(logits, count)
         top = best[:, :1]

@@ -166,7 +166,7 @@ class _PlainDecoder:
     """Decode beams through the model's `forward`, whatever wraps it, with a cache of transformers."""
 
     can_drop = False
-    finds_best_words = False
+    finds_best = False
 
     def __init__(self, model: Any, model_kwargs: dict[str, Any], beams: int) -> None:
         self._model = model

@@ -18,8 +18,8 @@ from torch import nn
 
 from .decoding_vaswani import is_int8, largest, weights_of
 
-# Columns of a weight that stand together, numbers of a register, and rounded ones for each of them, as in the kernels.
-PANEL, LANES, BYTES = 64, 16, 4
+# Numbers of the widest register, and rounded ones for each of them, as in the kernels.
+LANES, BYTES = 16, 4
 # Words of a beam for which the caches have room at first; they double when they are full.
 FIRST_LENGTH = 32
 
@@ -80,13 +80,15 @@ def kernels() -> Any:
     if not file.exists():
         return None
     library = ctypes.CDLL(str(file))
+    library.panel = c_int64.in_dll(library, "panel_columns").value  # columns of a weight that stand together
     structures: Any = [ctypes.POINTER(_Stack), ctypes.POINTER(_Work)]
     library.encode.argtypes = structures
     library.prepare_source.argtypes = [*structures, c_void_p]
     library.decode.argtypes = [*structures, c_int64, c_int64, c_void_p, c_void_p, c_void_p]
     library.score_words.argtypes = [*structures, c_int64, c_void_p, c_int64, c_void_p]
     library.rank_scores.argtypes = [c_int64, c_int64, c_int64, c_void_p, c_void_p, c_int64, c_void_p, c_void_p]
-    library.rank_words.argtypes = [*structures, c_int64, c_int64, c_void_p, c_void_p, c_void_p, c_void_p]
+    sizes, pointers = [c_int64] * 3, [c_void_p] * 8
+    library.rank_continuations.argtypes = [*structures, *sizes, c_void_p, c_int64, *pointers]
     library.attend.argtypes = [c_void_p] * 6
     library.attend_backward.argtypes = [c_void_p] * 10
     library.add_and_norm.argtypes = [c_void_p] * 6
@@ -94,7 +96,7 @@ def kernels() -> Any:
     library.smooth_cross_entropy.argtypes = [c_int64, c_int64, c_int64, c_void_p, c_void_p, c_double, c_void_p]
     library.fingerprint.argtypes = [c_int64, c_int64, c_void_p, c_void_p]
     library.fingerprint.restype = ctypes.c_uint64
-    inference = "encode prepare_source decode score_words rank_scores rank_words"
+    inference = "encode prepare_source decode score_words rank_scores rank_continuations"
     training = "attend attend_backward add_and_norm add_and_norm_backward smooth_cross_entropy"
     for name in (*inference.split(), *training.split()):
         getattr(library, name).restype = None
@@ -131,20 +133,26 @@ def _floats(*shape: int) -> torch.Tensor:
     return torch.empty(shape, dtype=torch.float32, device="cpu")
 
 
+def _missing(columns: int) -> int:
+    """Return how many columns are missing to whole panels."""
+    missing: int = -columns % kernels().panel
+    return missing
+
+
 def _padded(columns: int) -> int:
-    return -(-columns // PANEL) * PANEL
+    return columns + _missing(columns)
 
 
 def _pack(weight: torch.Tensor) -> torch.Tensor:
-    """Return a weight (columns, D) as (columns / PANEL, D, PANEL)."""
-    weight = nn.functional.pad(weight, (0, 0, 0, -len(weight) % PANEL))
-    return weight.unflatten(0, (-1, PANEL)).mT.contiguous()
+    """Return a weight (columns, D) as (panels, D, columns of a panel)."""
+    weight = nn.functional.pad(weight, (0, 0, 0, _missing(len(weight))))
+    return weight.unflatten(0, (-1, kernels().panel)).mT.contiguous()
 
 
 def _pack_rounded(weight: torch.Tensor) -> torch.Tensor:
-    """Return a rounded weight (columns, D) as (columns / PANEL, D / BYTES, PANEL, BYTES)."""
-    weight = nn.functional.pad(weight, (0, -weight.shape[1] % BYTES, 0, -len(weight) % PANEL))
-    return weight.unflatten(0, (-1, PANEL)).unflatten(-1, (-1, BYTES)).transpose(1, 2).contiguous()
+    """Return a rounded weight (columns, D) as (panels, D / BYTES, columns of a panel, BYTES)."""
+    weight = nn.functional.pad(weight, (0, -weight.shape[1] % BYTES, 0, _missing(len(weight))))
+    return weight.unflatten(0, (-1, kernels().panel)).unflatten(-1, (-1, BYTES)).transpose(1, 2).contiguous()
 
 
 def _rounded(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -268,7 +276,7 @@ class PackedStack:
         structure = _Product()
         if self._is_int8:
             numbers, scales = (torch.cat(each) for each in zip(*map(_rounded, weights), strict=True))
-            missing = (0, -len(scales) % PANEL)
+            missing = (0, _missing(len(scales)))
             structure.rounded = self._keep(_pack_rounded(numbers))
             structure.scales = self._keep(nn.functional.pad(scales, missing))
             structure.sums = self._keep(nn.functional.pad(128 * numbers.sum(dim=1, dtype=torch.int32), missing))
@@ -402,7 +410,7 @@ class NativeDecoder:
     """
 
     can_drop = True
-    finds_best_words = True
+    finds_best = True
 
     def __init__(self, model: Any, encoded: torch.Tensor, attention_mask: torch.Tensor | None, beams: int) -> None:
         self._stack = model.model.decoder
@@ -518,29 +526,38 @@ class NativeDecoder:
         pointers = places.data_ptr(), normalise, scores.data_ptr()
         kernels().score_words(self._packed.structure, self._room.structure, rows, *pointers)
 
-    def best_words(self, states: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Find the most probable words.
+    def best_continuations(
+        self, states: torch.Tensor, scores: torch.Tensor, count: int, banned: list[int]
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Find the most probable continuations of each sentence by one word.
 
         Parameters
         ----------
         states : torch.Tensor
             What the last step returned.
+        scores : torch.Tensor
+            Log-probability of each beam, in double precision, of shape (sentences, beams).
         count : int
-            How many words to find for each row.
+            How many continuations to find for each sentence.
+        banned : list[int]
+            Words that none of them may have.
 
         Returns
         -------
-        tuple[torch.Tensor, torch.Tensor]
-            Logarithms of the probabilities, best first, and the words, both of shape (rows, count), or all words of
-            a smaller vocabulary.
+        tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+            Log-probability, beam and word, best first, each of shape (sentences, count).
         """
-        count = min(count, self.vocab_size)
-        parts, rows = self._room.structure.threads, len(states)
-        best, words = _floats(parts, rows, count), torch.empty(parts, rows, count, dtype=torch.long)
-        sums = _floats(2, parts, rows)
-        pointers = best.data_ptr(), words.data_ptr(), sums[0].data_ptr(), sums[1].data_ptr()
-        kernels().rank_words(self._packed.structure, self._room.structure, rows, count, *pointers)
-        return best[0], words[0]
+        sentences, queries = scores.shape
+        parts, rows, of_row = self._room.structure.threads, len(states), count + len(banned)
+        best, words = _floats(parts, rows, of_row), torch.empty(parts, rows, of_row, dtype=torch.long)
+        largest, sums = _floats(parts, rows), _floats(parts, rows)
+        log_probs = torch.empty(sentences, count, dtype=torch.float64)
+        found = torch.empty(2, sentences, count, dtype=torch.long)
+        rooms = (each.data_ptr() for each in (best, words, largest, sums, log_probs, found[0], found[1]))
+        never = (c_int64 * len(banned))(*banned)
+        sizes = sentences, queries, count, scores.data_ptr(), len(banned)
+        kernels().rank_continuations(self._packed.structure, self._room.structure, *sizes, never, *rooms)
+        return log_probs, found[0], found[1]
 
     def _make_room(self, slots: int) -> None:
         """Make room for the keys and values of some slots in each sentence, and keep those that are there."""

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from transformers.generation import LogitsProcessorList, StoppingCriteriaList
 
-from .decoding_vaswani import largest
+from .decoding_vaswani import best_of_beams, largest
 from .native_vaswani import NativeDecoder, largest_of_rows
 
 
@@ -227,6 +227,10 @@ class BeamSearch:
         self._log_probs = torch.empty(0)  # (R, V), of all sentences
         self.scores: Any = () if output_scores else None
         self.logits: Any = () if output_logits else None
+        self._keeps_steps = output_scores or output_logits
+        is_plain = not self._processors and not self._keeps_steps
+        self._asks_decoder = is_plain and len(decoders) == 1 and decoders[0].finds_best
+        self._is_private = is_plain and not self._criteria and all(decoder.finds_best for decoder in decoders)
 
     def start(self, prompt: torch.Tensor, attention_mask: torch.Tensor, log_probs: torch.Tensor) -> None:
         """Decode the prompts.
@@ -252,9 +256,7 @@ class BeamSearch:
             Whether one of them is still open.
         """
         # Inference mode spares torch some bookkeeping, but what comes out of it must stay in it.
-        is_private = not (self._processors or self._criteria) and self.scores is None and self.logits is None
-        is_private = is_private and all(decoder.finds_best_words for decoder in self._decoders)
-        with torch.inference_mode() if is_private else contextlib.nullcontext():
+        with torch.inference_mode() if self._is_private else contextlib.nullcontext():
             return self._step()
 
     def _step(self) -> bool:
@@ -277,32 +279,17 @@ class BeamSearch:
 
     def _best_continuations(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return log P, parent and word (B, count) of the best continuations of each sentence."""
-        places, width = self._scores.shape
-        values, words = self._best_words(width)  # (B width, up to count)
-        per_row = values.shape[-1]
-        totals = (values.to(self._scores.dtype).view(places, width, per_row) + self._scores.unsqueeze(-1)).flatten(1)
-        best, index = totals.topk(min(self._count, totals.shape[-1]))
-        if best.shape[-1] < self._count:  # a small vocabulary
-            missing = (0, self._count - best.shape[-1])
-            best = torch.nn.functional.pad(best, missing, value=float("-inf"))
-            index = torch.nn.functional.pad(index, missing)
-        return best, index // per_row, words.view(places, -1).gather(1, index)
-
-    def _best_words(self, width: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return log-probabilities and words (B width, up to count) of the best words after each open beam."""
         banned = self._banned
         if self._columns < self._min_columns:
             banned = sorted({*banned, *self._endings})
+        if self._asks_decoder:
+            return self._decoders[0].best_continuations(self._states[0], self._scores, self._count, banned)
         count = self._count + len(banned)
-        if self._processors or self.scores is not None or self.logits is not None:
-            values, words = self._best_processed_words(width, count)
-        elif len(self._decoders) == 1 and self._decoders[0].finds_best_words:
-            values, words = self._decoders[0].best_words(self._states[0], count)
+        if self._processors or self._keeps_steps:
+            values, words = self._best_processed_words(self._scores.shape[1], count)
         else:
             values, words = largest(mean_log_probs([each.log_softmax(dim=-1) for each in self._all_logits()]), count)
-        for word in banned:  # if it is not among these, it does not matter
-            values.masked_fill_(words == word, float("-inf"))
-        return values, words
+        return best_of_beams(values, words, self._scores, self._count, banned)
 
     def _all_logits(self) -> list[torch.Tensor]:
         return [decoder.logits(states) for decoder, states in zip(self._decoders, self._states, strict=True)]
@@ -361,8 +348,8 @@ class BeamSearch:
 
     def _drop_what_is_over(self) -> None:
         """Fill the places of sentences that are over with the last ones that are not."""
-        records = self.scores is not None or self.logits is not None  # of all sentences, to the end
-        if records or not all(decoder.can_drop for decoder in self._decoders):
+        # What is kept of the steps is of all sentences, to the end.
+        if self._keeps_steps or not all(decoder.can_drop for decoder in self._decoders):
             return
         order = [place for place, index in enumerate(self._places) if not self._sentences[index].is_over]
         kept = len(order)

@@ -15,7 +15,7 @@ KINDS = {
     "encode": "the encoder's layers",
     "prepare_source": "keys and values of the source, for every layer of the decoder",
     "decode": "the decoder's layers",
-    "rank_words": "products with the matrix of all words, and the search for the best of them",
+    "rank_continuations": "products with the matrix of all words, and the search for the best of them",
     "score_words": "products with the matrix of all words, where processors want to see all scores",
     "rank_scores": "the search for the best words among processed scores",
     "fingerprint": "seeing whether weights have changed since the last call",

@@ -11,11 +11,12 @@
 #include "common.h"
 
 enum {
-    PANEL = 64,     /* columns of a weight that stand together, row by row */
-    DEPTH = 512,    /* rows of a panel that are taken at a time: they stay in the cache */
-    ROW_BLOCK = 96, /* rows of the left matrix that a thread takes at a time */
-    TILE_ROWS = 6,  /* a tile of the result is held in registers */
+    TILE_ROWS = 6,              /* a tile of a product's result is held in registers */
     TILE_VECS = LANES / 4,
+    PANEL = TILE_VECS * LANES,  /* columns of a weight that stand together, row by row: a tile reads memory in order */
+    DEPTH = 512,                /* rows of a panel that are taken at a time: they stay in the cache */
+    ROW_BLOCK = 96,             /* rows of the left matrix that a thread takes at a time */
+    WORD_BLOCK = 64,            /* words that are scored and ranked at a time, whole panels */
 };
 
 /* Mirrors of the structures in native_vaswani.py: every field has eight bytes. */
@@ -104,29 +105,26 @@ static void multiply_panel(
 {
     float start[PANEL] = {0};
     if (bias) memcpy(start, bias, min(columns, PANEL) * sizeof(float));
-    int64_t tiles = (rows + TILE_ROWS - 1) / TILE_ROWS * (PANEL / LANES / TILE_VECS);
+    int64_t tiles = (rows + TILE_ROWS - 1) / TILE_ROWS;
     int64_t ahead_step = (PANEL + tiles - 1) / tiles; /* the tiles of this panel fetch the next one together */
     for (int64_t from = 0; from < depth; from += DEPTH) {
         int64_t some = min(depth - from, DEPTH);
-        for (int64_t row = 0; row < rows; row += TILE_ROWS) {
-            for (int64_t column = 0; column < PANEL; column += TILE_VECS * LANES) {
-                float *to = result + row * stride + column;
-                const float *first = from ? to : start + column;
-                int64_t first_stride = from ? stride : 0;
-                const float *weights = panel + from * PANEL + column, *factors = left + row * left_stride + from;
-                const float *ahead = panel + (depth + from) * PANEL + row / TILE_ROWS * some * ahead_step;
+        const float *weights = panel + from * PANEL, *ahead = weights + depth * PANEL;
+        for (int64_t row = 0; row < rows; row += TILE_ROWS, ahead += some * ahead_step) {
+            float *to = result + row * stride;
+            const float *first = from ? to : start, *factors = left + row * left_stride + from;
+            int64_t first_stride = from ? stride : 0;
 #define TILE(ROWS) \
     multiply_tile(ROWS, factors, left_stride, weights, some, first, first_stride, to, stride, ahead, ahead_step)
-                switch (rows - row) {
-                case 1: TILE(1); break;
-                case 2: TILE(2); break;
-                case 3: TILE(3); break;
-                case 4: TILE(4); break;
-                case 5: TILE(5); break;
-                default: TILE(TILE_ROWS);
-                }
-#undef TILE
+            switch (rows - row) {
+            case 1: TILE(1); break;
+            case 2: TILE(2); break;
+            case 3: TILE(3); break;
+            case 4: TILE(4); break;
+            case 5: TILE(5); break;
+            default: TILE(TILE_ROWS);
             }
+#undef TILE
         }
     }
 }
@@ -293,7 +291,9 @@ static int threads_for(const struct stack *stack, const struct work *work, int64
     return min(work->threads, 1 + rows * stack->width * stack->inner_width / (1 << 20));
 }
 
-/* What Python calls */
+/* What Python reads and calls */
+
+const int64_t panel_columns = PANEL;
 
 /* Apply an encoder's layers to `states`, in place. Keys and values of one layer after the other are `source_keys` and
    `source_values`. */
@@ -404,12 +404,15 @@ void decode(
     }
 }
 
-/* Multiply some prepared rows of `states` by one panel of the words' matrix: scores (rows, PANEL). */
-static void score_panel(
+/* Multiply some prepared rows of `states` by one block of the words' matrix: scores (rows, WORD_BLOCK). */
+static void score_block(
     const struct stack *stack, const struct work *work, int64_t row, int64_t rows, int64_t word, float *scores)
 {
-    multiply_columns(
-        work, stack->output, work->states, stack->width, row, rows, word, stack->width, stack->words, scores, PANEL);
+    int64_t end = min(word + WORD_BLOCK, stack->words);
+    for (int64_t column = word; column < end; column += PANEL)
+        multiply_columns(
+            work, stack->output, work->states, stack->width, row, rows, column, stack->width, stack->words,
+            scores + column - word, WORD_BLOCK);
 }
 
 /* Score every word after each of the first rows of `states`; row i of the result is row places[i] of `scores`, with
@@ -423,15 +426,15 @@ void score_words(
     {
         prepare(work, stack->output, work->states, stack->width, rows, stack->width);
 #pragma omp for schedule(static)
-        for (int64_t word = 0; word < words; word += PANEL)
+        for (int64_t word = 0; word < words; word += WORD_BLOCK)
             for (int64_t row = 0; row < rows; row += ROW_BLOCK) {
-                float block[ROW_BLOCK * PANEL];
+                float block[ROW_BLOCK * WORD_BLOCK];
                 int64_t some = min(rows - row, ROW_BLOCK);
-                score_panel(stack, work, row, some, word, block);
+                score_block(stack, work, row, some, word, block);
                 for (int64_t one = 0; one < some; one++)
                     memcpy(
-                        scores + places[row + one] * words + word, block + one * PANEL,
-                        min(words - word, PANEL) * sizeof(float));
+                        scores + places[row + one] * words + word, block + one * WORD_BLOCK,
+                        min(words - word, WORD_BLOCK) * sizeof(float));
             }
         if (normalise) {
 #pragma omp for schedule(static)
@@ -490,8 +493,8 @@ void rank_scores(
         struct ranking ranking = {best + row * count, best_words + row * count, 0, 0};
         const float *score = scores + places[row] * words;
         clear(ranking, count);
-        for (int64_t word = 0; word < words; word += PANEL) {
-            int64_t some = min(words - word, PANEL);
+        for (int64_t word = 0; word < words; word += WORD_BLOCK) {
+            int64_t some = min(words - word, WORD_BLOCK);
             insert_all(ranking, count, score + word, word, some, largest_of(score + word, some));
         }
     }
@@ -506,11 +509,11 @@ static void raise_largest(struct ranking ranking, float largest)
 
 /* Find the `count` most probable words after each of the first rows of `states`. Each thread ranks a share of all
    words in its part of (threads, rows, count) and (threads, rows); the answer is in the first part. */
-void rank_words(
+static void rank_words(
     const struct stack *stack, const struct work *work, int64_t rows, int64_t count, float *best, int64_t *words,
     float *largest, float *sums)
 {
-    int64_t panels = padded(stack->words) / PANEL, shares = min(work->threads, panels);
+    int64_t blocks = (stack->words + WORD_BLOCK - 1) / WORD_BLOCK, shares = min(work->threads, blocks);
 #define RANKING(AT) ((struct ranking){best + (AT) * count, words + (AT) * count, largest + (AT), sums + (AT)})
     prepare(work, stack->output, work->states, stack->width, rows, stack->width);
 #pragma omp parallel for num_threads(shares) schedule(static)
@@ -520,20 +523,20 @@ void rank_words(
             largest[at] = -INFINITY;
             sums[at] = 0;
         }
-        for (int64_t panel = panels * share / shares; panel < panels * (share + 1) / shares; panel++) {
-            int64_t first_word = panel * PANEL;
+        for (int64_t number = blocks * share / shares; number < blocks * (share + 1) / shares; number++) {
+            int64_t first_word = number * WORD_BLOCK;
             for (int64_t row = 0; row < rows; row += ROW_BLOCK) {
-                float block[ROW_BLOCK * PANEL];
+                float block[ROW_BLOCK * WORD_BLOCK];
                 int64_t some = min(rows - row, ROW_BLOCK);
-                score_panel(stack, work, row, some, first_word, block);
+                score_block(stack, work, row, some, first_word, block);
                 for (int64_t one = 0; one < some; one++) {
                     struct ranking ranking = RANKING(share * rows + row + one);
-                    float *scores = block + one * PANEL;
-                    for (int64_t at = stack->words - first_word; at < PANEL; at++) scores[at] = -INFINITY;
-                    float largest_here = largest_of(scores, PANEL);
+                    float *scores = block + one * WORD_BLOCK;
+                    for (int64_t at = stack->words - first_word; at < WORD_BLOCK; at++) scores[at] = -INFINITY;
+                    float largest_here = largest_of(scores, WORD_BLOCK);
                     raise_largest(ranking, largest_here);
-                    *ranking.sum += sum_of_exponentials(scores, PANEL, *ranking.largest);
-                    insert_all(ranking, count, scores, first_word, PANEL, largest_here);
+                    *ranking.sum += sum_of_exponentials(scores, WORD_BLOCK, *ranking.largest);
+                    insert_all(ranking, count, scores, first_word, WORD_BLOCK, largest_here);
                 }
             }
         }
@@ -551,6 +554,40 @@ void rank_words(
         for (int64_t place = 0; place < count; place++) all.best[place] -= total;
     }
 #undef RANKING
+}
+
+/* Find the `count` best continuations of each sentence by one word: the sums of the beams' scores (sentences, Q) and the
+   words' logarithms of probabilities, the beams and the words, each (sentences, count), best first. Of the `banned`
+   words none is taken. Where there are no more, the sum is minus infinity. `best`, `best_words`, `largest` and
+   `largest_sums` are room for `rank_words`. */
+void rank_continuations(
+    const struct stack *stack, const struct work *work, int64_t sentences, int64_t queries, int64_t count,
+    const double *scores, int64_t banned, const int64_t *banned_words, float *best, int64_t *best_words, float *largest,
+    float *largest_sums, double *sums, int64_t *beams, int64_t *words)
+{
+    int64_t of_row = count + banned;
+    rank_words(stack, work, sentences * queries, of_row, best, best_words, largest, largest_sums);
+    for (int64_t sentence = 0; sentence < sentences; sentence++, sums += count, beams += count, words += count) {
+        for (int64_t place = 0; place < count; place++) {
+            sums[place] = -INFINITY;
+            beams[place] = words[place] = 0;
+        }
+        for (int64_t beam = 0; beam < queries; beam++, scores++, best += of_row, best_words += of_row)
+            for (int64_t rank = 0; rank < of_row && *scores + best[rank] > sums[count - 1]; rank++) {
+                int64_t word = best_words[rank], is_banned = 0;
+                for (int64_t at = 0; at < banned; at++) is_banned |= word == banned_words[at];
+                if (is_banned) continue;
+                int64_t place = count - 1;
+                for (; place > 0 && sums[place - 1] < *scores + best[rank]; place--) {
+                    sums[place] = sums[place - 1];
+                    beams[place] = beams[place - 1];
+                    words[place] = words[place - 1];
+                }
+                sums[place] = *scores + best[rank];
+                beams[place] = beam;
+                words[place] = word;
+            }
+    }
 }
 
 /* Return a number that changes with any single number of the given tensors. */
