@@ -119,6 +119,8 @@ def refused(words: list[str], capsys: pytest.CaptureFixture) -> str:
         (["--bpe_dropout", "2"], "bpe_dropout=2.0 must be a number from 0 to 1"),
         (["--bpe_dropout", "0.1", "--bpe_copies", "0"], "bpe_copies=0 must be a whole number of at least 1"),
         (["--bpe_dropout", "0.1", "--streaming"], "bpe_dropout needs a corpus that is not a stream"),
+        (["--model", "tatoeba-en-de"], "has a shape and a tokenizer already: leave out preset"),
+        (["--model", "tatoeba-en-de", "--preset", "base"], "has a shape and a tokenizer already: leave out vocab_size"),
     ],
 )
 def test_mistakes_are_explained_and_nothing_is_left(
@@ -202,6 +204,30 @@ def test_a_run_is_not_overwritten_but_resumed(written: Path, capsys: pytest.Capt
     resumed, expected = (load_file(written / run / "model.safetensors") for run in ("run", "whole"))
     for name, tensor in expected.items():
         assert torch.equal(resumed[name], tensor), name
+
+
+def test_a_run_goes_on_from_another_model_with_its_vocabulary(written: Path, capsys: pytest.CaptureFixture) -> None:
+    recipe = yaml.safe_load((written / "recipe.yaml").read_text())
+    main(["train", str(written / "recipe.yaml"), "--max_steps", "4"])
+    for name in ("preset", "model_config", "vocab_size"):
+        del recipe[name]
+    (written / "further.yaml").write_text(yaml.safe_dump(recipe))
+    (written / "train.tsv").write_text("other words\tandere Worte\n" * 30)
+    further = ["train", str(written / "further.yaml"), "--model", str(written / "run"), "--max_steps", "1"]
+    further += ["--model_config", '{"dropout": 0.25}', "--learning_rate", "1e-12", "--output_dir"]
+    main([*further, str(written / "more")])
+    began, ended = (load_file(written / run / "model.safetensors") for run in ("run", "more"))
+    assert began.keys() == ended.keys()
+    for name, tensor in began.items():
+        torch.testing.assert_close(ended[name], tensor, rtol=0, atol=1e-9)
+    model, tokenizer = (kind.from_pretrained(written / "more") for kind in (AutoModelForSeq2SeqLM, AutoTokenizer))
+    assert model.config.dropout == 0.25
+    assert tokenizer.get_vocab() == AutoTokenizer.from_pretrained(written / "run").get_vocab()
+    assert "preset" not in (facts := read_results(written / "more")["recipe"])
+    assert facts["model"] == "run"
+    shape = ["--model_config", '{"d_model": 32}']
+    assert "run cannot be loaded" in refused([*further, str(written / "other"), *shape], capsys)
+    assert not (written / "other").exists()
 
 
 def test_average_takes_the_last_of_a_run_or_those_that_are_named(written: Path, capsys: pytest.CaptureFixture) -> None:

@@ -242,6 +242,7 @@ def _training_rows(results: dict[str, Any]) -> list[tuple[str, str]]:
     rows = {
         "Corpus": _corpus(recipe, training),
         "Cleaning": _cleaning(recipe),
+        "Began with": f"the weights and the vocabulary of `{recipe['model']}`" if "model" in recipe else None,
         "Vocabulary": f"{model['vocab_size']:,} pieces, one joint byte-pair encoding"
         + (f", with BPE dropout {recipe['bpe_dropout']:g} in training" if recipe.get("bpe_dropout") else ""),
         "An update": f"up to {recipe['source_tokens']:,} source and {recipe['target_tokens']:,} target tokens, padding "

@@ -21,6 +21,7 @@ from .checkpoints import complete_checkpoints
 from .configuration_vaswani import VaswaniConfig
 from .data import clean, load_corpus, tokenize
 from .generation_vaswani import paper_generation_config
+from .loading import load_translator_parts
 from .modeling_vaswani import VaswaniForConditionalGeneration
 from .presets import preset
 from .progress import ProgressBar, draw_learning_curve
@@ -54,10 +55,13 @@ class CorpusOptions:
         Name of a configuration of the data set, such as "de-en".
     streaming : bool, default=False
         Read the corpus while training, for corpora larger than disk or memory.
+    model : str | None, default=None
+        Model to go on from, with its tokenizer: a folder, one of this package, or a Hub name; by default weights begin
+        anew.
     preset : str, default="base"
-        The model, by the name of a preset.
+        The shape of a new model, by the name of a preset.
     model_config : str | None, default=None
-        Fields of the model's configuration that differ, as a JSON object.
+        Fields of the model's configuration that differ, as a JSON object; with `model`, such as dropout.
     tokenizer : str | None, default=None
         Folder or Hub name of a tokenizer; by default one is learned from the corpus.
     vocab_size : int, default=37000
@@ -86,7 +90,8 @@ class CorpusOptions:
     target_language: str = field(default="de", metadata={"help": "Key of the target in translations."})
     dataset_config: str | None = field(default=None, metadata={"help": "Configuration of a data set, such as de-en."})
     streaming: bool = field(default=False, metadata={"help": "Read the corpus while training."})
-    preset: str = field(default="base", metadata={"help": "The model: base, big, tiny, or a row of Table 3."})
+    model: str | None = field(default=None, metadata={"help": "Folder or name of a model to go on from."})
+    preset: str = field(default="base", metadata={"help": "A new model: base, big, tiny, or a row of Table 3."})
     model_config: str | None = field(default=None, metadata={"help": "Fields of the model that differ, as JSON."})
     tokenizer: str | None = field(default=None, metadata={"help": "A tokenizer's folder or name (default: learn one)."})
     vocab_size: int = field(default=37_000, metadata={"help": "Entries of a learned vocabulary."})
@@ -181,7 +186,7 @@ def _unknown(name: str, known: Iterable[str]) -> str:
 
 
 def run_recipe(options: CorpusOptions, arguments: VaswaniTrainingArguments) -> VaswaniTrainer:
-    """Train from scratch as a recipe says, and leave a folder that loads by the Auto classes.
+    """Train as a recipe says, from scratch or from another model, and leave a folder that loads by the Auto classes.
 
     Parameters
     ----------
@@ -220,8 +225,9 @@ def run_recipe(options: CorpusOptions, arguments: VaswaniTrainingArguments) -> V
         arguments.dataloader_pin_memory = False  # torch warns that there is no device to pin for
     set_seed(arguments.seed)
 
+    model, tokenizer = load_translator_parts(options.model, **changes) if options.model else (None, None)
     train = _load(options.train, options, arguments, split="train", streaming=options.streaming)
-    tokenizer = _tokenizer(train, options, output)
+    tokenizer = tokenizer or _tokenizer(train, options, output)
     train = tokenize(train, tokenizer, options.num_proc)
     train = clean(train, options.max_length, options.max_ratio, options.drop_duplicates, not options.keep_empty)
     if not options.streaming and not len(train):
@@ -233,7 +239,8 @@ def run_recipe(options: CorpusOptions, arguments: VaswaniTrainingArguments) -> V
         valid = _load(options.valid, options, arguments, split="validation", streaming=False)
         valid = tokenize(valid, tokenizer, options.num_proc)
 
-    model = VaswaniForConditionalGeneration(preset(options.preset, vocab_size=len(tokenizer), **changes))
+    if model is None:
+        model = VaswaniForConditionalGeneration(preset(options.preset, vocab_size=len(tokenizer), **changes))
     trainer = VaswaniTrainer(model, arguments, train_dataset=train, eval_dataset=valid, processing_class=tokenizer)
     trainer.remove_callback(PrinterCallback)
     trainer.remove_callback(ProgressCallback)
@@ -280,6 +287,8 @@ def describe_recipe(path: Path) -> dict[str, Any]:
         If the recipe is not one that `run_recipe` would take.
     """
     options, arguments = parse_recipe([str(path), "--output_dir", str(path.parent)])
+    if options.model is not None:
+        raise ValueError(f"{path} goes on from {options.model!r}: what comes of it is known when it is trained.")
     config = preset(options.preset, vocab_size=options.vocab_size, **_model_changes(options))
     rate = arguments.learning_rate or peak_learning_rate(config.d_model, arguments.warmup_steps)
     recipe = {**dataclasses.asdict(options), **arguments.to_dict(), "learning_rate": rate}
@@ -297,7 +306,11 @@ def _model_changes(options: CorpusOptions) -> dict[str, Any]:
         raise ValueError(f"model_config={options.model_config!r} is no JSON object.")
     if unknown := changes.keys() - VaswaniConfig.__annotations__.keys():
         raise ValueError(f"model_config has unknown fields: {sorted(unknown)}.")
-    preset(options.preset, **changes)
+    if options.model is None:
+        preset(options.preset, **changes)
+    for name in ("preset", "tokenizer", "vocab_size"):
+        if options.model is not None and getattr(options, name) != getattr(CorpusOptions, name):
+            raise ValueError(f"model={options.model!r} has a shape and a tokenizer already: leave out {name}.")
     return changes
 
 

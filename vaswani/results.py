@@ -27,7 +27,7 @@ SHAPE = (
 )
 CORPORA = ("train", "valid")
 RECIPE = (
-    *(*CORPORA, "dataset_config", "source_language", "target_language", "preset"),
+    *(*CORPORA, "dataset_config", "source_language", "target_language", "model", "preset"),
     *("max_length", "max_ratio", "drop_duplicates", "bpe_dropout", "source_tokens", "target_tokens", "max_steps"),
     *("optim", "adam_beta1", "adam_beta2", "adam_epsilon", "weight_decay", "max_grad_norm"),
     *("lr_scheduler_type", "learning_rate", "warmup_steps", "bf16", "fp16"),
@@ -186,13 +186,20 @@ def recipe_facts(options: dict[str, Any]) -> dict[str, Any]:
     Returns
     -------
     dict[str, Any]
-        The options that matter, without the folders of corpora.
+        The options that matter, without the folders of corpora and models.
     """
     facts = {name: options[name] for name in RECIPE if options.get(name) is not None and options[name] is not False}
     for name in CORPORA:
         if name in facts:
-            facts[name] = [Path(path).name if Path(path).exists() else path for path in facts[name]]
+            facts[name] = [_without_folder(path) for path in facts[name]]
+    if "model" in facts:
+        facts.pop("preset", None)  # the shape is that model's
+        facts["model"] = _without_folder(facts["model"])
     return facts
+
+
+def _without_folder(path: str) -> str:
+    return Path(path).resolve().name if Path(path).exists() else path
 
 
 def run_results(trainer: Any, options: dict[str, Any] | None = None) -> dict[str, Any]:
