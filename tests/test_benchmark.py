@@ -15,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from tests.conftest import ragged_batch, tiny_config, tiny_model
 from vaswani import VaswaniTokenizer, paper_generation_config, preset
-from vaswani.benchmark import command, measure, report, workload
+from vaswani.benchmark import command, measure, report
 from vaswani.benchmark.measure import CellResult, Timing, Worker, measure_cell, peak_memory, ratio
 from vaswani.benchmark.peers import (
     ENGINES,
@@ -128,11 +128,13 @@ def test_ctranslate2_with_the_carried_weights_has_the_same_probabilities(
 
 @peers
 @pytest.mark.parametrize("changes", [{}, {"attention_bias": True}])
-@pytest.mark.parametrize("lengths", ["equal", "ragged"])
-def test_peers_with_the_carried_weights_translate_equally(peer: str, changes: dict[str, object], lengths: str) -> None:
+@pytest.mark.parametrize(("lengths", "beams"), [("equal", 4), ("equal", 1), ("ragged", 4)])
+def test_peers_with_the_carried_weights_translate_equally(
+    peer: str, changes: dict[str, object], lengths: str, beams: int
+) -> None:
     if lengths not in ENGINES[peer].lengths:
         pytest.skip(f"{peer} has no means for {lengths} lengths")
-    model, job = searching_model(**changes), make_job(random_sentences(), lengths)
+    model, job = searching_model(**changes), make_job(random_sentences(), lengths, beams)
     ours, theirs = (measure.translate(ENGINES[name](model, 1), job) for name in ("vaswani", peer))
     assert measure.shared_outputs(theirs, ours) >= 0.95
     ends = int(lengths == "ragged")  # equal lengths leave no room for the end symbol
@@ -218,8 +220,7 @@ def test_a_forced_end_is_the_only_word_there_and_never_before() -> None:
 
 @pytest.mark.parametrize("source", [2, 5])
 @pytest.mark.parametrize("target", [1, 3])
-def test_operations_are_those_that_torch_counts(source: int, target: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workload, "BEAMS", 1)
+def test_operations_are_those_that_torch_counts(source: int, target: int) -> None:
     model = tiny_model(d_k=3, d_v=6, decoder_layers=3)
     model.set_attn_implementation("eager")
     model.set_fast_paths(False)
@@ -228,7 +229,7 @@ def test_operations_are_those_that_torch_counts(source: int, target: int, monkey
     config = model.config
     unseen = target * (target - 1) // 2  # torch forms the products with later words too
     of_unseen = 2 * unseen * config.decoder_layers * config.num_attention_heads * (config.d_k + config.d_v)
-    assert operations(config, [source], [target]) == counter.get_total_flops() - of_unseen
+    assert operations(config, [source], [target], beams=1) == counter.get_total_flops() - of_unseen
     assert operations(config, [source] * 2, [target] * 2) == 2 * operations(config, [source], [target])
 
 
@@ -274,8 +275,9 @@ def test_the_table_is_aligned_and_names_who_is_left_out() -> None:
     timings = [Timing("vaswani", 1.0, [0.5, 0.5]), Timing("marian", 0.96, [1.0, 1.5])]
     result = CellResult(Cell("tiny", 16, 1, "ragged"), 100, 10**9, 4e9, timings, ["ctranslate2"])
     header, ours, theirs, *notes = report.speed_table([result])
-    assert ours.split() == ["tiny", "16", "1", "ragged", "vaswani", "100%", "1.00", "1.00-1.00", "0.5000", "200", "50%"]
-    assert theirs.split()[4:] == ["marian", "96%", "2.50", "2.25-2.75", "1.0000", "100", "25%"]
+    words = ["tiny", "16", "1", "ragged", "4", "vaswani", "100%", "1.00", "1.00-1.00", "0.5000", "200", "50%"]
+    assert ours.split() == words
+    assert theirs.split()[5:] == ["marian", "96%", "2.50", "2.25-2.75", "1.0000", "100", "25%"]
     assert len(header) == len(ours) == len(theirs)
     assert "ctranslate2 is left out of ragged lengths: it has no means for them" in notes
 

@@ -12,6 +12,7 @@ import torch
 from torch.testing import assert_close
 from transformers import (
     DynamicCache,
+    EncoderDecoderCache,
     EosTokenCriteria,
     GenerationConfig,
     GenerationMixin,
@@ -23,6 +24,7 @@ from transformers import (
     Seq2SeqTrainingArguments,
     StoppingCriteria,
 )
+from transformers.generation.streamers import BaseStreamer
 from transformers.generation.utils import GENERATION_MODES_MAPPING, GenerationMode
 
 from tests.conftest import SHAPES, tiny_model
@@ -513,13 +515,64 @@ def test_a_search_without_cache_or_with_another_one_finds_the_same() -> None:
 def test_other_modes_behave_as_in_transformers() -> None:
     model = lively_model(3)
     inputs = {**padded(sources(3)), "max_new_tokens": 8}
-    for options in ({"num_beams": 1}, {"num_beams": 1, "do_sample": True}, {"num_beams": 3, "do_sample": True}):
+    for options in ({"num_beams": 1, "do_sample": True}, {"num_beams": 3, "do_sample": True}):
         torch.manual_seed(0)
         ours = model.generate(**inputs, **options)
         torch.manual_seed(0)
         assert_close(ours, GenerationMixin.generate(model, **inputs, **options, length_penalty_form="power"))
     with pytest.raises(ValueError, match="streamer"):
         model.generate(**inputs, streamer=object())
+
+
+@pytest.mark.parametrize("path", ["kernels", "torch"])
+@pytest.mark.parametrize("options", SHAPES.values(), ids=SHAPES.keys())
+def test_greedy_search_finds_what_transformers_finds(
+    options: dict[str, object], path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for seed in SEEDS:
+        model, source = lively_model(seed, **options), {**padded(sources(seed)), "num_beams": 1}
+        begun = torch.tensor([[0, 2, 4], [0, 0, 2], [2, 6, 7], [2, 3, 3], [0, 2, 9], [2, 8, 4]])
+        forced = {"decoder_input_ids": begun, "decoder_attention_mask": (begun != 0).long(), "max_new_tokens": 7}
+        for given in ({}, {"max_new_tokens": 5}, {"min_new_tokens": 4}, {"eos_token_id": [1, 5]}, forced):
+            found = []
+            for way in ("plain", path):
+                take(model, way)
+                if way == path:
+                    monkeypatch.setattr(GenerationMixin, "_sample", None)
+                found.append(model.generate(**source, **given))
+                monkeypatch.undo()
+            assert_close(found[1], found[0])
+
+
+def test_greedy_search_is_left_to_transformers_where_somebody_watches() -> None:
+    model = lively_model(3).float()
+    source = {**padded(sources(3, count=1)), "num_beams": 1, "max_new_tokens": 6}
+    expected = model.generate(**source)
+    output = model.generate(**source, return_dict_in_generate=True, output_scores=True, output_logits=True)
+    assert_close(output.sequences, expected)
+    assert len(output.scores) == len(output.logits) == expected.shape[1] - 1
+    cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
+    assert_close(model.generate(**source, past_key_values=cache), expected)
+    assert cache.get_seq_length() == expected.shape[1] - 1
+
+    class Listener(BaseStreamer):
+        heard: list[int] = []
+
+        def put(self, value: torch.Tensor) -> None:
+            self.heard.extend(value.flatten().tolist())
+
+        def end(self) -> None:
+            self.heard.append(-1)
+
+    model.generate(**source, streamer=Listener())
+    assert Listener.heard == [*expected[0].tolist(), -1]
+    assert model.generate(**source, bad_words_ids=[[int(expected[0, 1])]])[0, 1] != expected[0, 1]
+
+    class Impatience(StoppingCriteria):
+        def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+            return torch.full(input_ids.shape[:1], input_ids.shape[1] == 3)
+
+    assert_close(model.generate(**source, stopping_criteria=[Impatience()]), expected[:, :3])
 
 
 def test_assisted_decoding_gives_the_greedy_translation() -> None:
@@ -548,13 +601,14 @@ def test_the_plain_trainer_predicts_with_the_papers_search(tmp_path) -> None:
 MOVED = "transformers changed {}, on which the paper's search relies: adapt vaswani/generation_vaswani.py"
 
 
-def test_beam_search_is_still_reached_through_the_method_that_is_replaced() -> None:
-    assert GENERATION_MODES_MAPPING[GenerationMode.BEAM_SEARCH] == "_beam_search", MOVED.format(
-        "the beam-search method"
-    )
-    theirs = inspect.signature(GenerationMixin._beam_search).parameters
-    ours = inspect.signature(VaswaniForConditionalGeneration._beam_search).parameters
-    assert set(theirs) <= set(ours), MOVED.format("the arguments of _beam_search")
+@pytest.mark.parametrize(
+    ("mode", "name"), [(GenerationMode.BEAM_SEARCH, "_beam_search"), (GenerationMode.GREEDY_SEARCH, "_sample")]
+)
+def test_searches_are_still_reached_through_the_methods_that_are_replaced(mode: GenerationMode, name: str) -> None:
+    assert GENERATION_MODES_MAPPING[mode] == name, MOVED.format(f"the method for {mode.value}")
+    theirs = inspect.signature(getattr(GenerationMixin, name)).parameters
+    ours = inspect.signature(getattr(VaswaniForConditionalGeneration, name)).parameters
+    assert set(theirs) <= set(ours), MOVED.format(f"the arguments of {name}")
 
 
 @pytest.mark.parametrize(

@@ -139,7 +139,9 @@ def test_an_unknown_key_of_a_file_is_explained(written: Path, capsys: pytest.Cap
 
 @pytest.mark.parametrize("name", ["multi29k", "nowhere.yaml"])
 def test_an_unknown_recipe_is_explained(name: str, capsys: pytest.CaptureFixture) -> None:
-    message = f"There is no recipe '{name}': a recipe is the path of a .yaml file, or one of multi30k, tatoeba."
+    message = (
+        f"There is no recipe '{name}': a recipe is the path of a .yaml file, or one of {', '.join(recipe_names())}."
+    )
     assert message in refused(["train", name], capsys)
 
 

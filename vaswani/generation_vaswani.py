@@ -3,6 +3,7 @@
 Where this reaches into transformers, beside the public `GenerationMixin.generate`:
 
 - `GenerationMixin._beam_search` is what `generate()` calls for beam search; it is replaced.
+- `GenerationMixin._sample` is what `generate()` calls for greedy search too, which is faster here where nobody watches.
 - `GenerationMixin._prepare_generation_config` resolves the options of a call; it is extended by ours.
 - `GenerationMixin._prepare_cache_for_generation` makes a cache, which the paper's search has no use for.
 - `GenerationMixin._has_unfinished_sequences` and `_update_model_kwargs_for_generation` are called.
@@ -340,16 +341,8 @@ class VaswaniGenerationMixin(GenerationMixin):
             options = (logits_processor, stopping_criteria, generation_config, synced_gpus)
             return super()._beam_search(input_ids, *options, **model_kwargs)  # type: ignore[misc, arg-type]
         beams = generation_config.num_beams
-        prompt = input_ids[::beams]  # (B, T); the rows of a sentence are copies
-        if ((prompt < 0) | (prompt >= self.config.vocab_size)).any():
-            raise ValueError(
-                f"decoder_input_ids has words from {int(prompt.min())} to {int(prompt.max())}; "
-                f"the vocabulary has 0 to {self.config.vocab_size - 1}."
-            )
-        prompt_mask = model_kwargs.get("decoder_attention_mask")
-        prompt_mask = torch.ones_like(prompt) if prompt_mask is None else prompt_mask[::beams]
+        prompt, prompt_mask = _prompt_of(input_ids, model_kwargs, beams, self.config.vocab_size)
         sentences = _sentences(prompt_mask, stopping_criteria, generation_config)
-
         members = [(self, model_kwargs), *_encode_for(ensemble, self.config, inputs_tensor, model_kwargs, beams)]
         decoders = [_decoder_of(model, arguments, generation_config, synced_gpus) for model, arguments in members]
         is_simple = all(type(processor) in _MINIMUM_LENGTHS for processor in logits_processor)
@@ -358,10 +351,11 @@ class VaswaniGenerationMixin(GenerationMixin):
             decoders,
             sentences,
             prompt,
+            count=max(2, 1 + len(endings)) * beams,
             pad=pad,
             banned=banned,
             endings=endings,
-            min_columns=max([_min_columns(each) for each in logits_processor if is_simple], default=0),
+            min_columns=_min_columns(logits_processor) if is_simple else 0,
             processors=LogitsProcessorList() if is_simple else logits_processor,
             criteria=StoppingCriteriaList(each for each in stopping_criteria if type(each) not in _OWN_CRITERIA),
             output_scores=generation_config.return_dict_in_generate and generation_config.output_scores,
@@ -381,6 +375,48 @@ class VaswaniGenerationMixin(GenerationMixin):
             if synced_gpus and not is_open:  # each process calls the model once in each round, or all would hang
                 search.idle()
         return _collect(sentences, prompt, pad, search, decoders[0], generation_config, model_kwargs)
+
+    def _sample(
+        self,
+        input_ids: torch.Tensor,
+        logits_processor: LogitsProcessorList,
+        stopping_criteria: StoppingCriteriaList,
+        generation_config: GenerationConfig,
+        synced_gpus: bool = False,
+        streamer: Any = None,
+        **model_kwargs: Any,
+    ) -> Any:
+        """Search greedily by a fast decoder where nobody samples, watches or meddles, else as transformers does."""
+        is_watched = generation_config.do_sample or generation_config.return_dict_in_generate or streamer is not None
+        has_own_cache = getattr(model_kwargs.get("past_key_values"), "_is_user_defined", False)
+        kinds = {type(each) for each in (*logits_processor, *stopping_criteria)}
+        decoder = None
+        if not is_watched and not has_own_cache and kinds <= {*_MINIMUM_LENGTHS, *_OWN_CRITERIA}:
+            decoder = _decoder_of(self, model_kwargs, generation_config, synced_gpus)
+        if decoder is None or not decoder.finds_best:
+            options = (logits_processor, stopping_criteria, generation_config, synced_gpus, streamer)
+            return super()._sample(input_ids, *options, **model_kwargs)  # type: ignore[misc, arg-type]
+        prompt, prompt_mask = _prompt_of(input_ids, model_kwargs, 1, self.config.vocab_size)
+        sentences = _sentences(prompt_mask, stopping_criteria, generation_config)
+        pad, _, endings = _special_words(generation_config, stopping_criteria)
+        search = BeamSearch(
+            [decoder],
+            sentences,
+            prompt,
+            count=1,  # the best word ends a sentence or goes on with it
+            pad=pad,
+            banned=[],
+            endings=endings,
+            min_columns=_min_columns(logits_processor),
+            processors=LogitsProcessorList(),
+            criteria=StoppingCriteriaList(),
+            output_scores=False,
+            output_logits=False,
+        )
+        search.start(prompt, prompt_mask, torch.zeros(len(prompt), dtype=torch.float64))
+        while search.step():
+            pass
+        return _collect(sentences, prompt, pad, search, decoder, generation_config, model_kwargs)
 
     @torch.no_grad()
     def score(
@@ -432,11 +468,26 @@ class VaswaniGenerationMixin(GenerationMixin):
         )
 
 
-def _min_columns(processor: Any) -> int:
-    """Return the number of columns before which a minimum-length processor allows no end."""
-    if isinstance(processor, MinLengthLogitsProcessor):
-        return processor.min_length
-    return processor.prompt_length_to_skip + processor.min_new_tokens
+def _prompt_of(
+    input_ids: torch.Tensor, arguments: dict[str, Any], beams: int, vocab_size: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the start symbol and what is forced (B, T), with its mask; the rows of a sentence are copies."""
+    prompt, mask = input_ids[::beams], arguments.get("decoder_attention_mask")
+    if ((prompt < 0) | (prompt >= vocab_size)).any():
+        raise ValueError(
+            f"decoder_input_ids has words from {int(prompt.min())} to {int(prompt.max())}; "
+            f"the vocabulary has 0 to {vocab_size - 1}."
+        )
+    return prompt, torch.ones_like(prompt) if mask is None else mask[::beams]
+
+
+def _min_columns(processors: Sequence[Any]) -> int:
+    """Return the number of columns before which minimum-length processors allow no end."""
+    columns = [0]
+    for each in processors:
+        is_of_all = isinstance(each, MinLengthLogitsProcessor)
+        columns.append(each.min_length if is_of_all else each.prompt_length_to_skip + each.min_new_tokens)
+    return max(columns)
 
 
 def _special_words(config: Any, criteria: StoppingCriteriaList) -> tuple[int, list[int], set[int]]:

@@ -80,7 +80,7 @@ def kernels() -> Any:
     if not file.exists():
         return None
     library = ctypes.CDLL(str(file))
-    library.panel = c_int64.in_dll(library, "panel_columns").value  # columns of a weight that stand together
+    library.panel = c_int64.in_dll(library, "panel_columns").value  # type: ignore[attr-defined]
     structures: Any = [ctypes.POINTER(_Stack), ctypes.POINTER(_Work)]
     library.encode.argtypes = structures
     library.prepare_source.argtypes = [*structures, c_void_p]

@@ -178,6 +178,8 @@ class BeamSearch:
         The sentences, at their beginning.
     prompt : torch.Tensor
         Start symbol and forced words, of shape (sentences, length).
+    count : int
+        How many continuations of each sentence are looked at in each step.
     pad : int
         The padding.
     banned : list[int]
@@ -201,6 +203,7 @@ class BeamSearch:
         decoders: Sequence[Any],
         sentences: list[Sentence],
         prompt: torch.Tensor,
+        count: int,
         pad: int,
         banned: list[int],
         endings: set[int],
@@ -213,7 +216,7 @@ class BeamSearch:
         self._decoders = decoders
         self._sentences = sentences
         self._beams = sentences[0].beams
-        self._count = max(2, 1 + len(endings)) * self._beams  # continuations looked at in each step
+        self._count = count
         self._places = list(range(len(sentences)))  # which sentence stands at each place of the decoders
         self._columns = prompt.shape[1]
         self._pad = pad

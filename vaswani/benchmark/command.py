@@ -27,7 +27,7 @@ from .measure import (
 from .pairs import BATCHES_IN_A_ROUND, MAKERS, TrainingCell, TrainingJob, make_training_job, tokenized_pairs
 from .peers import ENGINES, Vaswani, refuse_what_peers_lack
 from .startup import run_startup, startup_table
-from .workload import LENGTHS, SIZES, Cell, Job, config_of, make_job, tokenized_sentences
+from .workload import BEAMS, LENGTHS, SIZES, Cell, Job, config_of, make_job, tokenized_sentences
 
 PEERS = tuple(dict.fromkeys(name for engines in TASKS.values() for name in engines if name != Vaswani.name))
 ROUNDED = tuple(name for name, engine in ENGINES.items() if engine.is_rounded)
@@ -40,7 +40,7 @@ BATCHES_OF_A_MODEL = (16, 64)
 TOKENS, TOKENS_FOR_MEMORY = 2000, 8000
 # Options that belong to one task: they choose it.
 OWN_OPTIONS = {
-    Cell.task: ("batch", "lengths", "profile"),
+    Cell.task: ("batch", "lengths", "beams", "profile"),
     TrainingCell.task: ("batches", "tokens", "targets", "loops"),
 }
 # Names in the JSON file of times, memory and mean lengths.
@@ -65,6 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--batch", nargs="+", type=int, help="sentences in a call of generation (base: 16 64, tiny: 1 16)")
     add("--threads", nargs="+", type=int, help="threads of each engine (1 2)")
     add("--lengths", nargs="+", choices=LENGTHS, help="how long outputs are (equal ragged; with --model: free)")
+    add("--beams", nargs="+", type=int, help=f"beams of the search; 1 is greedy search ({BEAMS})")
     add("--batches", nargs="+", choices=MAKERS, help="pairs of a training batch: any, or of about equal length (both)")
     add("--tokens", type=int, help=f"target tokens of a training batch ({TOKENS}; with --memory: {TOKENS_FOR_MEMORY})")
     add("--peers", nargs="*", choices=PEERS, help="engines to compare with (all in single precision)")
@@ -261,7 +262,7 @@ def _memory_job(cell: Cell | TrainingCell, sentences: list[Any]) -> Job | Traini
     """Return the sentences of one call: of training, one batch."""
     if isinstance(cell, TrainingCell):
         return make_training_job(sentences, cell.batches, cell.tokens, count=1)
-    return make_job(sentences[: cell.batch], cell.lengths)
+    return make_job(sentences[: cell.batch], cell.lengths, cell.beams)
 
 
 def _chosen_sizes(options: argparse.Namespace) -> Sequence[str]:
@@ -284,11 +285,12 @@ def _cells(options: argparse.Namespace) -> list[Cell]:
     lengths = options.lengths or (["free"] if options.model else LENGTHS[:1] if is_small else LENGTHS[:2])
     usual = (64,) if options.memory else (16,) if options.profile else None
     return [
-        Cell(size, batch, number, length)
+        Cell(size, batch, number, length, beams)
         for size in _chosen_sizes(options)
         for number in _chosen_threads(options)
         for batch in options.batch or usual or BATCHES.get(size, BATCHES_OF_A_MODEL)
         for length in lengths
+        for beams in options.beams or [BEAMS]
     ]
 
 
@@ -308,8 +310,8 @@ CELLS: dict[str, Any] = {Cell.task: _cells, TrainingCell.task: _training_cells}
 
 def _check(options: argparse.Namespace) -> None:
     """Raise a ValueError for options that do not make sense."""
-    numbers = (("batch", None), ("threads", report.usable_cores()), ("rounds", None), ("tokens", None))
-    for name, allowed in numbers:
+    numbers = {"batch": None, "beams": None, "threads": report.usable_cores(), "rounds": None, "tokens": None}
+    for name, allowed in numbers.items():
         value = getattr(options, name)
         for number in value if isinstance(value, list) else [value]:
             if number is not None and (number < 1 or (allowed and number > allowed)):

@@ -77,7 +77,7 @@ class GrowingJob(Job):
         Job
             A short sentence.
         """
-        return Job([self.sources[0][-WARM_UP:]], self.lengths, [WARM_UP])
+        return Job([self.sources[0][-WARM_UP:]], self.lengths, [WARM_UP], self.beams)
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ def exponent(values: Sequence[float], costs: Sequence[float]) -> float:
     return math.log(costs[-1] / costs[-2]) / math.log(values[-1] / values[-2])
 
 
-def measure_point(engine: Engine, job: Job | TrainingJob, beams: int | None, rounds: int) -> tuple[float, int]:
+def measure_point(engine: Engine, job: Job | TrainingJob, rounds: int) -> tuple[float, int]:
     """Measure time and memory of one call.
 
     Parameters
@@ -142,8 +142,6 @@ def measure_point(engine: Engine, job: Job | TrainingJob, beams: int | None, rou
         Our own engine, in a process that has done nothing else.
     job : Job | TrainingJob
         The sentences.
-    beams : int | None
-        Beams of the search; None in training.
     rounds : int
         How often to time the call.
 
@@ -152,8 +150,6 @@ def measure_point(engine: Engine, job: Job | TrainingJob, beams: int | None, rou
     tuple[float, int]
         Processor's seconds of the fastest round, and the most bytes that a call adds to the process.
     """
-    if isinstance(engine, Vaswani):
-        engine.model.generation_config.num_beams = beams
     engine.prepare(job.smallest())()
     _return_free_memory()
     memory = peak_memory(engine, job)
@@ -224,10 +220,10 @@ def run_growth(
             points = []
             for words, batch, width_of_beam in map(shape, values):
                 bar.set_description(f"{title}: {words} words, batch {batch}, beam {width_of_beam}")
-                job = _job(task, words, batch, config_of(size))
+                job = _job(task, words, batch, width_of_beam, config_of(size))
                 with Worker(Vaswani.name, size, threads, task, MALLOC_ARENA_MAX="1") as worker:
                     worker.wait()
-                    points.append(worker.ask(measure_point, job, width_of_beam, rounds))
+                    points.append(worker.ask(measure_point, job, rounds))
                 bar.update()
             seconds, memory = ([point[i] for point in points] for i in range(2))
             operations = [formula(words, width) * batch * beam for words, batch, beam in map(shape, values)]
@@ -235,7 +231,7 @@ def run_growth(
     return found
 
 
-def _job(task: str, length: int, batch: int, config: Any) -> Job | TrainingJob:
+def _job(task: str, length: int, batch: int, beams: int, config: Any) -> Job | TrainingJob:
     """Return sentences of one length, with words that are no special symbols."""
     first, end = 10, config.eos_token_id
     rows = [
@@ -244,7 +240,7 @@ def _job(task: str, length: int, batch: int, config: Any) -> Job | TrainingJob:
     sentences = [[*row, end] for row in rows]
     if task == TrainingCell.task:
         return GrowingTrainingJob([[{"input_ids": sentence, "labels": sentence} for sentence in sentences]])
-    return GrowingJob(sentences, "equal", [length] * batch)
+    return GrowingJob(sentences, "equal", [length] * batch, beams)
 
 
 def growth_table(found: Sequence[Series]) -> list[str]:

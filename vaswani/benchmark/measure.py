@@ -459,13 +459,13 @@ def measure_cell(
     """
     able = [worker for worker in workers if cell.lengths in ENGINES[worker.engine].lengths]
     left_out = [worker.engine for worker in workers if worker not in able]
-    compared = make_job(sentences[: max(cell.batch, COMPARED)], cell.lengths)
+    compared = make_job(sentences[: max(cell.batch, COMPARED)], cell.lengths, cell.beams)
     outputs = [worker.ask(translate, compared) for worker in able]
     timings = [
         Timing(worker.engine, shared_outputs(each, outputs[0])) for worker, each in zip(able, outputs, strict=True)
     ]
 
-    job = make_job(sentences[: cell.batch], cell.lengths)
+    job = make_job(sentences[: cell.batch], cell.lengths, cell.beams)
     pairs = list(zip(able, timings, strict=True))
     pairs = [
         pair
@@ -476,7 +476,7 @@ def measure_cell(
     targets = job.targets
     if cell.lengths == "free":
         targets = [len(words) + 1 for words in outputs[0][: cell.batch]]
-    needed = operations(config_of(cell.size), [len(source) for source in job.sources], targets)
+    needed = operations(config_of(cell.size), [len(source) for source in job.sources], targets, cell.beams)
     return CellResult(cell, sum(targets), needed, peak, timings, left_out)
 
 
@@ -575,7 +575,7 @@ def measure_profile(cell: Cell, sentences: list[list[int]]) -> dict[str, float]:
     dict[str, float]
         Share of the time of each kind of work.
     """
-    job = make_job(sentences[: cell.batch], cell.lengths)
+    job = make_job(sentences[: cell.batch], cell.lengths, cell.beams)
     with Worker(Vaswani.name, cell.size, cell.threads) as worker:
         worker.wait()
         worker.ask(warm_up, job)

@@ -16,7 +16,7 @@ from transformers import GenerationConfig, LogitsProcessor, MarianConfig, Marian
 
 from ..configuration_vaswani import VaswaniConfig
 from ..modeling_vaswani import VaswaniForConditionalGeneration, sinusoidal_positions
-from .workload import ALPHA, BEAMS, LENGTHS, Job
+from .workload import ALPHA, LENGTHS, Job
 
 # Rows of the tables of positions that peers have.
 POSITIONS = 1024
@@ -366,15 +366,13 @@ class _TorchTranslator(Translator):
         return rows
 
     def _options(self, job: Job) -> dict[str, Any]:
-        longest = max(job.targets)
+        longest, options = max(job.targets), {"num_beams": job.beams}
         if job.lengths == "equal":
-            return {"min_new_tokens": longest, "max_new_tokens": longest}
+            return {**options, "min_new_tokens": longest, "max_new_tokens": longest}
         if job.lengths == "ragged":
-            return {
-                "max_new_tokens": longest + 1,
-                "logits_processor": [EndAt(job.targets, self.model.config.eos_token_id)],
-            }
-        return {"max_new_tokens": longest}
+            end_at = EndAt(job.targets, self.model.config.eos_token_id)
+            return {**options, "max_new_tokens": longest + 1, "logits_processor": [end_at]}
+        return {**options, "max_new_tokens": longest}
 
 
 class Vaswani(_TorchTranslator):
@@ -395,7 +393,9 @@ class Vaswani(_TorchTranslator):
         self.model = model
 
     def _options(self, job: Job) -> dict[str, Any]:
-        return {} if job.lengths == "free" else super()._options(job)  # the limit stands in the paper's options
+        if job.lengths == "free":
+            return {"num_beams": job.beams}  # the limit stands in the paper's options
+        return super()._options(job)
 
 
 class VaswaniInt8(Vaswani):
@@ -437,7 +437,6 @@ class Marian(_TorchTranslator):
     def __init__(self, model: VaswaniForConditionalGeneration, threads: int) -> None:  # noqa: ARG002
         self.model = to_marian(model)
         self.model.generation_config = GenerationConfig(
-            num_beams=BEAMS,
             early_stopping=False,
             pad_token_id=model.config.pad_token_id,
             eos_token_id=model.config.eos_token_id,
@@ -445,7 +444,8 @@ class Marian(_TorchTranslator):
         )
 
     def _options(self, job: Job) -> dict[str, Any]:
-        return {**super()._options(job), "length_penalty": power_penalty(job)}
+        penalty = {"length_penalty": power_penalty(job)} if job.beams > 1 else {}
+        return {**super()._options(job), **penalty}
 
 
 class CTranslate2(Translator):
@@ -484,7 +484,7 @@ class CTranslate2(Translator):
         sources = [[str(word) for word in source] for source in job.sources]
         longest = max(job.targets)
         options = {
-            "beam_size": BEAMS,
+            "beam_size": job.beams,
             "length_penalty": power_penalty(job),
             "max_input_length": 0,
             "max_decoding_length": longest,

@@ -15,15 +15,15 @@ from .pairs import BATCHES_IN_A_ROUND, TrainingCell
 from .peers import Vaswani
 from .profiling import KINDS
 from .training_peers import DROPOUT, SMOOTHING
-from .workload import BEAMS, Cell
+from .workload import Cell
 
 PACKAGES = ("vaswani", "torch", "transformers", "ctranslate2")
 MEGABYTE = 2**20
-# Columns of words: size, lengths or batches, engine.
-WORD_COLUMNS = (0, 3, 4)
+# Columns that hold words, not numbers.
+WORD_COLUMNS = ("size", "lengths", "batches", "engine")
 # What is the same for all engines.
 TASK_LINES = {
-    Cell.task: f"beam {BEAMS}, single precision, the same weights; words in a sentence",
+    Cell.task: "single precision, the same weights; words in a sentence",
     TrainingCell.task: f"Adam, dropout {DROPOUT}, label smoothing {SMOOTHING}, single precision, the same weights but "
     "for those of bart; tokens in a pair",
 }
@@ -150,11 +150,15 @@ def speed_table(results: Sequence[CellResult]) -> list[str]:
     notes += [f"{engine} is left out of {lengths} lengths: it has no means for them" for engine, lengths in left_out]
     if any(cell.lengths == "free" for cell, _ in cells):
         notes.append("free lengths: each engine has its own form of the length penalty, so outputs may differ")
-    return [*aligned([header, *rows], WORD_COLUMNS), *notes]
+    return [*aligned([header, *rows], _word_columns(header)), *notes]
 
 
 def _cell_header(cell: Cell | TrainingCell) -> list[str]:
     return [*(field.name for field in fields(cell)), "engine"]
+
+
+def _word_columns(header: list[str]) -> list[int]:
+    return [number for number, name in enumerate(header) if name in WORD_COLUMNS]
 
 
 def _cell_columns(cell: Cell | TrainingCell) -> list[str]:
@@ -220,7 +224,7 @@ def memory_table(memory: Sequence[tuple[Cell | TrainingCell, dict[str, list[int]
             share = f"{ours / theirs:.2f}" if theirs else "-"
             rows.append([*_cell_columns(cell), engine, f"{theirs / MEGABYTE:,.0f}", share])
     return [
-        *aligned(rows, WORD_COLUMNS),
+        *aligned(rows, _word_columns(rows[0])),
         "MiB: the most that a call adds to its process after a warm-up; below 1 vaswani needs less",
     ]
 

@@ -47,6 +47,8 @@ class Cell:
     lengths : str
         "equal" where all outputs are forced to one length, "ragged" where each is forced to its own, "free" where the
         model ends them.
+    beams : int, default=BEAMS
+        Beams of the search; 1 is greedy search.
     """
 
     task: ClassVar[str] = "generation"
@@ -54,9 +56,11 @@ class Cell:
     batch: int
     threads: int
     lengths: str
+    beams: int = BEAMS
 
     def __str__(self) -> str:
-        return f"{self.size}, batch {self.batch}, threads {self.threads}, {self.lengths} lengths"
+        shape = f"{self.size}, batch {self.batch}, beams {self.beams}"
+        return f"{shape}, threads {self.threads}, {self.lengths} lengths"
 
 
 @dataclass(frozen=True)
@@ -71,11 +75,14 @@ class Job:
         "equal", "ragged" or "free".
     targets : list[int]
         Words that each output has, end symbol included; at most, if lengths are free.
+    beams : int, default=BEAMS
+        Beams of the search; 1 is greedy search.
     """
 
     sources: list[list[int]]
     lengths: str
     targets: list[int]
+    beams: int = BEAMS
 
     def smallest(self) -> "Job":
         """Return the job that warms an engine up.
@@ -85,7 +92,7 @@ class Job:
         "Job"
             The first sentence alone.
         """
-        return make_job(self.sources[:1], self.lengths)
+        return make_job(self.sources[:1], self.lengths, self.beams)
 
 
 def config_of(size: str) -> VaswaniConfig:
@@ -227,7 +234,7 @@ def learn_tokenizer(size: str, texts: list[str]) -> Any:
         logger.setLevel(level)
 
 
-def make_job(sources: list[list[int]], lengths: str) -> Job:
+def make_job(sources: list[list[int]], lengths: str, beams: int = BEAMS) -> Job:
     """Set the lengths of outputs.
 
     Parameters
@@ -237,6 +244,8 @@ def make_job(sources: list[list[int]], lengths: str) -> Job:
     lengths : str
         "equal" for the mean length of the sources, "ragged" for the length of each source, "free" for the paper's
         limit.
+    beams : int, default=BEAMS
+        Beams of the search.
 
     Returns
     -------
@@ -248,10 +257,10 @@ def make_job(sources: list[list[int]], lengths: str) -> Job:
         own = [round(sum(own) / len(own))] * len(own)
     elif lengths == "free":
         own = [length + WORDS_BEYOND_SOURCE for length in own]
-    return Job(sources, lengths, own)
+    return Job(sources, lengths, own, beams)
 
 
-def operations(config: VaswaniConfig, sources: list[int], targets: list[int]) -> int:
+def operations(config: VaswaniConfig, sources: list[int], targets: list[int], beams: int = BEAMS) -> int:
     """Count the floating-point operations that a beam search needs, without any padding.
 
     Parameters
@@ -262,6 +271,8 @@ def operations(config: VaswaniConfig, sources: list[int], targets: list[int]) ->
         Words of each source.
     targets : list[int]
         Words of each output.
+    beams : int, default=BEAMS
+        Beams of the search.
 
     Returns
     -------
@@ -269,7 +280,7 @@ def operations(config: VaswaniConfig, sources: list[int], targets: list[int]) ->
         Two for each multiplication in a matrix product: the encoder on every source word, keys and values of every
         source word for the decoder, and the decoder on every output word of every beam.
     """
-    return 2 * _multiplications(config, sources, targets, BEAMS)
+    return 2 * _multiplications(config, sources, targets, beams)
 
 
 def training_operations(config: VaswaniConfig, sources: list[int], targets: list[int]) -> int:
