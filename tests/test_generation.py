@@ -615,7 +615,7 @@ def test_searches_are_still_reached_through_the_methods_that_are_replaced(mode: 
     ("name", "arguments"),
     [
         ("_prepare_generation_config", {"generation_config"}),
-        ("_prepare_cache_for_generation", {"generation_config", "model_kwargs"}),
+        ("_prepare_cache_for_generation", {"generation_config", "model_kwargs", "generation_mode"}),
         ("_has_unfinished_sequences", {"this_peer_finished", "synced_gpus", "device"}),
         ("_update_model_kwargs_for_generation", {"outputs", "model_kwargs", "is_encoder_decoder"}),
         ("prepare_inputs_for_generation", {"next_sequence_length", "is_first_iteration"}),
@@ -696,9 +696,12 @@ def test_a_cache_of_transformers_is_made_only_for_whoever_reads_it(monkeypatch: 
     monkeypatch.setattr("transformers.generation.utils.DynamicCache", Counted)
     model = lively_model(3)
     model.generate(**padded(sources(3)))
+    model.generate(**padded(sources(3)), num_beams=1)
     assert made == []
-    model.generate(**padded(sources(3)), length_penalty_form="power")
-    assert made
+    for options in ({"length_penalty_form": "power"}, {"num_beams": 1, "do_sample": True}):
+        model.generate(**padded(sources(3)), **options)
+        assert made
+        made.clear()
 
 
 @pytest.mark.parametrize("path", ["kernels", "torch"])

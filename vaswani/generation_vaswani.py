@@ -5,7 +5,7 @@ Where this reaches into transformers, beside the public `GenerationMixin.generat
 - `GenerationMixin._beam_search` is what `generate()` calls for beam search; it is replaced.
 - `GenerationMixin._sample` is what `generate()` calls for greedy search too, which is faster here where nobody watches.
 - `GenerationMixin._prepare_generation_config` resolves the options of a call; it is extended by ours.
-- `GenerationMixin._prepare_cache_for_generation` makes a cache, which the paper's search has no use for.
+- `GenerationMixin._prepare_cache_for_generation` makes a cache, for which the paper's and greedy search have no use.
 - `GenerationMixin._has_unfinished_sequences` and `_update_model_kwargs_for_generation` are called.
 - `GenerationConfig._pad_token_tensor` and `_decoder_start_token_tensor` are read.
 - `MinLengthLogitsProcessor`, `MinNewTokensLengthLogitsProcessor`, `MaxLengthCriteria` and `EosTokenCriteria` are
@@ -31,6 +31,7 @@ from transformers.generation import (
     StoppingCriteria,
     StoppingCriteriaList,
 )
+from transformers.generation.configuration_utils import GenerationMode
 from transformers.generation.utils import GenerateBeamEncoderDecoderOutput
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.utils import ModelOutput
@@ -314,12 +315,18 @@ class VaswaniGenerationMixin(GenerationMixin):
         return prepared, model_kwargs
 
     def _prepare_cache_for_generation(
-        self, generation_config: GenerationConfig, model_kwargs: dict[str, Any], *args: Any
+        self,
+        generation_config: GenerationConfig,
+        model_kwargs: dict[str, Any],
+        generation_mode: GenerationMode,
+        *args: Any,
     ) -> Any:
         """Make a cache where one is asked for or the search is not ours; `forward` makes its own without one."""
         is_asked_for = model_kwargs.get("past_key_values") is not None or generation_config.cache_implementation
-        if is_asked_for or generation_config.num_beams == 1 or not _is_papers_search(generation_config):
-            super()._prepare_cache_for_generation(generation_config, model_kwargs, *args)  # type: ignore[misc]
+        is_papers = generation_mode == GenerationMode.BEAM_SEARCH and _is_papers_search(generation_config)
+        if is_asked_for or not (is_papers or generation_mode == GenerationMode.GREEDY_SEARCH):
+            options = (generation_config, model_kwargs, generation_mode, *args)
+            super()._prepare_cache_for_generation(*options)  # type: ignore[misc]
 
     def _beam_search(
         self,
