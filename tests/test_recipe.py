@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from tests.numbers_corpus import number_corpus
+from vaswani.card import card_for_folder
 from vaswani.checkpoints import complete_checkpoints
 from vaswani.cli import main
 from vaswani.presets import preset
@@ -227,6 +228,7 @@ def test_a_run_goes_on_from_another_model_with_its_vocabulary(written: Path, cap
     assert tokenizer.get_vocab() == AutoTokenizer.from_pretrained(written / "run").get_vocab()
     assert "preset" not in (facts := read_results(written / "more")["recipe"])
     assert facts["model"] == "run"
+    assert "| Began with | the weights and the vocabulary of `run` |" in card_for_folder(written / "more").text
     shape = ["--model_config", '{"d_model": 32}']
     assert "run cannot be loaded" in refused([*further, str(written / "other"), *shape], capsys)
     assert not (written / "other").exists()
