@@ -334,11 +334,12 @@ def test_the_cells_that_matter_are_chosen_without_options(monkeypatch: pytest.Mo
         return {tuple(vars(cell).values()) for cell in command._cells(parse(*words))}
 
     batches = {("base", 16), ("base", 64), ("tiny", 1), ("tiny", 16)}
-    forced = {(*pair, threads, lengths) for pair in batches for threads in (1, 2) for lengths in ("equal", "ragged")}
+    forced = {(*pair, threads, lengths, 4) for pair in batches for threads in (1, 2) for lengths in ("equal", "ragged")}
     assert chosen() == forced
-    assert chosen("--memory") == {("base", 64, 1, "equal")}
-    assert chosen("--profile") == {("base", 16, 1, "equal")}
-    assert chosen("--model", "run", "--threads", 4) == {("run", 16, 4, "free"), ("run", 64, 4, "free")}
+    assert chosen("--memory") == {("base", 64, 1, "equal", 4)}
+    assert chosen("--profile") == {("base", 16, 1, "equal", 4)}
+    assert chosen("--model", "run", "--threads", 4) == {("run", 16, 4, "free", 4), ("run", 64, 4, "free", 4)}
+    assert chosen("--profile", "--beams", 1) == {("base", 16, 1, "equal", 1)}
 
 
 def test_a_peer_that_is_not_installed_is_named_and_no_error(
@@ -353,7 +354,7 @@ def test_a_peer_that_is_not_installed_is_named_and_no_error(
     command.run(parse("--model", folder, "--lengths", "equal", "--batch", 1, "--threads", 1, "--rounds", 1))
     printed = capsys.readouterr().out
     assert "not installed, so not measured: ctranslate2" in printed
-    assert [line.split()[4] for line in printed.splitlines() if " equal " in line] == ["vaswani", "marian"]
+    assert [line.split()[5] for line in printed.splitlines() if " equal " in line] == ["vaswani", "marian"]
 
 
 def test_importing_the_package_does_not_import_the_benchmark() -> None:

@@ -317,6 +317,7 @@ def test_a_benchmark_gives_the_speed(run: Path, tmp_path) -> None:
     main(["benchmark", "--peers", *(str(word) for name, value in options.items() for word in (f"--{name}", value))])
     results = collect_results(run / "averaged", write_about(tmp_path, speed="speed.json"))
     (cell,) = json.loads((tmp_path / "speed.json").read_text())["speed"]
+    assert cell["size"] == "averaged"
     seconds = cell["engines"][0]["seconds"][0]
     assert f"| 2 | 1 | {2 / seconds:,.1f} | {cell['words'] / seconds:,.0f} |" in make_card(results).text
     assert str(tmp_path) not in json.dumps(results)

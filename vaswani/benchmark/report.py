@@ -293,6 +293,7 @@ def speed_as_json(result: CellResult) -> dict[str, Any]:
     engines = [{**asdict(each), **(_derived(result, each) if each.seconds else {})} for each in result.timings]
     return {
         **asdict(result.cell),
+        "size": Path(result.cell.size).name,  # no folder of this machine
         "words": result.words,
         "operations": result.operations,
         "peak_operations_per_second": result.peak,
