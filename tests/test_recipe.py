@@ -224,7 +224,8 @@ def test_a_run_goes_on_from_another_model_with_its_vocabulary(written: Path, cap
     for name, tensor in began.items():
         torch.testing.assert_close(ended[name], tensor, rtol=0, atol=1e-9)
     model, tokenizer = (kind.from_pretrained(written / "more") for kind in (AutoModelForSeq2SeqLM, AutoTokenizer))
-    assert model.config.dropout == 0.25
+    assert model.config.dropout == model.model.encoder.layers[0].dropout.p == 0.25
+    assert not hasattr(model.generation_config, "dropout")
     assert tokenizer.get_vocab() == AutoTokenizer.from_pretrained(written / "run").get_vocab()
     assert "preset" not in (facts := read_results(written / "more")["recipe"])
     assert facts["model"] == "run"

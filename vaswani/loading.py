@@ -19,13 +19,17 @@ ADVICE = {
 }
 
 
-def load_translator_parts(name: str | os.PathLike[str], **options: Any) -> tuple[Any, Any]:
+def load_translator_parts(
+    name: str | os.PathLike[str], changes: dict[str, Any] | None = None, **options: Any
+) -> tuple[Any, Any]:
     """Load a model and its tokenizer.
 
     Parameters
     ----------
     name : str | os.PathLike[str]
         Folder of the model, its name in the package (`model_names()`), or on the Hub.
+    changes : dict[str, Any] | None, default=None
+        Fields of its configuration that shall be others.
     **options : Any
         Options of the model's `from_pretrained`.
 
@@ -43,10 +47,11 @@ def load_translator_parts(name: str | os.PathLike[str], **options: Any) -> tuple
     """
     name = folder_or_name(name)
     try:
-        config = AutoConfig.from_pretrained(name, trust_remote_code=False)
+        config = AutoConfig.from_pretrained(name, trust_remote_code=False, **(changes or {}))
         if not isinstance(config, VaswaniConfig):
             raise ValueError(f"it is a model of type {config.model_type!r}, not {VaswaniConfig.model_type!r}")
-        model, found = VaswaniForConditionalGeneration.from_pretrained(name, output_loading_info=True, **options)
+        options = {"config": config, "output_loading_info": True, **options}
+        model, found = VaswaniForConditionalGeneration.from_pretrained(name, **options)
         if lacking := sorted({*found["missing_keys"], *(key for key, *_ in found["mismatched_keys"])}):
             raise ValueError(f"{len(lacking)} of its weights are missing or have another shape, such as {lacking[0]}")
         _check_search(model.generation_config)

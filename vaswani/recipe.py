@@ -225,7 +225,7 @@ def run_recipe(options: CorpusOptions, arguments: VaswaniTrainingArguments) -> V
         arguments.dataloader_pin_memory = False  # torch warns that there is no device to pin for
     set_seed(arguments.seed)
 
-    model, tokenizer = load_translator_parts(options.model, **changes) if options.model else (None, None)
+    model, tokenizer = load_translator_parts(options.model, changes) if options.model else (None, None)
     train = _load(options.train, options, arguments, split="train", streaming=options.streaming)
     tokenizer = tokenizer or _tokenizer(train, options, output)
     train = tokenize(train, tokenizer, options.num_proc)
