@@ -34,7 +34,10 @@ def test_the_readme_has_its_commands() -> None:
     assert commands == [
         'pip install -c constraints.txt . && vaswani translate "Where is the station?"',
         "vaswani train tatoeba --train train.en train.de --valid valid.en valid.de --seed 1 --output_dir run\n"
-        "vaswani average run --last 5 --half --output translator\n"
+        "vaswani average run --last 5 --half --output half-way\n"
+        "vaswani train tatoeba-further --model half-way --train train.en train.de --valid valid.en valid.de --seed 1 "
+        "--output_dir further\n"
+        "vaswani average further --last 5 --half --output translator\n"
         "vaswani evaluate --model translator --source test.en --reference test.de",
         "pip install -c constraints.txt . && vaswani demo",
         'vaswani translate "The friendly singer had sent the bad hazelnut cake to the beautiful queen today." '
