@@ -65,14 +65,15 @@ def test_the_picture_is_drawn_even_without_memory(tmp_path: Path) -> None:
 
 def test_sentences_have_the_length_that_is_asked_for_and_a_short_warm_up() -> None:
     config = config_of("tiny")
-    job = _job("generation", 40, 3, config)
+    job = _job("generation", 40, 3, 8, config)
     assert [len(source) for source in job.sources] == job.targets == [40] * 3
     special = {config.pad_token_id, config.bos_token_id, config.eos_token_id, config.decoder_start_token_id}
     assert not special & {word for source in job.sources for word in source[:-1]}
     assert {source[-1] for source in job.sources} == {config.eos_token_id}
+    assert job.beams == job.smallest().beams == 8
     assert len(job.smallest().sources) == 1
     assert len(job.smallest().sources[0]) == job.smallest().targets[0] == 4
-    training = _job("training", 40, 3, config)
+    training = _job("training", 40, 3, 1, config)
     assert training.lengths() == ([40] * 3, [40] * 3)
     assert training.smallest().lengths() == ([4], [4])
 
