@@ -80,15 +80,19 @@ def printed_by(code: str) -> str:
     return printed.getvalue()
 
 
-def all_scores(results: dict) -> list[tuple[str, float, str]]:
-    """Return test set, score and signature of everything that results hold."""
-    measured = [
+def measured_scores(results: dict) -> list[tuple[str, float, str]]:
+    """Return test set, score and signature of everything that was measured."""
+    return [
         (evaluation["name"], evaluation[name], evaluation[f"{name}_signature"])
         for evaluation in results.get("evaluations", [])
         for name in METRICS
     ]
+
+
+def published_scores(results: dict) -> list[tuple[str, float, str]]:
+    """Return test set, score and signature of everything that others published."""
     published = results["about"].get("published", {}).get("scores", [])
-    return measured + [(score["name"], score["bleu"], score["signature"]) for score in published]
+    return [(score["name"], score["bleu"], score["signature"]) for score in published]
 
 
 # --- the cards of the repository
@@ -113,17 +117,20 @@ def test_the_metadata_of_a_card_are_those_of_its_results(folder: Path) -> None:
     assert "vaswani" in data.tags
     assert data.model_name == about["name"]
     found = [(each.dataset_name, each.metric_value, each.metric_args["signature"]) for each in data.eval_results]
-    assert found == [(name, round(value, 1), signature) for name, value, signature in all_scores(results)]
-    assert {each.source_url for each in data.eval_results} == {about.get("published", {}).get("url")}
+    measured = measured_scores(results)
+    scores = measured or published_scores(results)
+    assert found == [(name, round(value, 1), signature) for name, value, signature in scores]
+    assert {each.source_url for each in data.eval_results} == {None if measured else about["published"]["url"]}
     assert all(each.task_type == "translation" and each.metric_name for each in data.eval_results)
 
 
 @in_folders(CARDS)
 def test_every_score_in_the_text_is_in_the_results(folder: Path) -> None:
     text = ModelCard.load(folder / "README.md").text
-    (section,) = re.findall(r"## Results.*?(?=\n## )", text, re.DOTALL)
-    shown = [re.split(r" \| ", row.strip("| ")) for row in re.findall(r"^\| .*", section, re.MULTILINE)[1:]]
-    scores = all_scores(read_results(folder))
+    section = "".join(re.findall(r"## (?:Results|Published results).*?(?=\n## )", text, re.DOTALL))
+    assert section
+    shown = [re.split(r" \| ", row.strip("| ")) for row in re.findall(r"^\| (?!test set).*", section, re.MULTILINE)]
+    scores = [*measured_scores(results := read_results(folder)), *published_scores(results)]
     assert [(row[0], row[2]) for row in shown] == [(name, f"{value:.1f}") for name, value, _ in scores]
     assert all(signature in section for _, _, signature in scores)
 
@@ -150,7 +157,7 @@ def test_a_planned_card_is_the_papers_model_and_recipe(folder: Path) -> None:
     assert options["learning_rate"] == pytest.approx(model["d_model"] ** -0.5 * 4000**-0.5)
     text = (folder / "README.md").read_text()
     assert "**The weights are not yet published.**" in text
-    assert "These figures are the paper's, [Attention Is All You Need" in text
+    assert "These figures are from [Attention Is All You Need" in text
 
 
 @pytest.mark.parametrize("size", ["base", "big"])
@@ -193,7 +200,9 @@ def assert_code_translates(card: str, folder: str, capsys: pytest.CaptureFixture
 def test_the_results_of_a_trained_model_have_what_was_measured(folder: Path) -> None:
     results, about = read_results(folder), read_about(folder / "about.yaml")
     for evaluation, entry in zip(results["evaluations"], about["evaluations"], strict=True):
-        assert json.loads((folder / entry["file"]).read_text()).items() <= evaluation.items()
+        runs = evaluation.get("runs", [evaluation])
+        for run, file in zip(runs, entry.get("files", [entry.get("file")]), strict=True):
+            assert json.loads((folder / file).read_text()).items() <= run.items()
     measured = json.loads((folder / about["speed"]).read_text())
     for cell, source in zip(results["speed"]["cells"], measured["speed"], strict=True):
         assert source["engines"][0]["engine"] == "vaswani"
@@ -309,6 +318,22 @@ def test_the_run_can_be_elsewhere(run: Path, tmp_path, capsys: pytest.CaptureFix
     with pytest.raises(SystemExit):
         main([*words, "--run", str(tmp_path)])
     assert "has no results.json: `vaswani train` leaves it" in capsys.readouterr().err
+
+
+def test_seeds_are_averaged(run: Path, tmp_path) -> None:
+    scores = json.loads((run.parent / "test.json").read_text())
+    (tmp_path / "1.json").write_text(json.dumps({**scores, "bleu": 41.0, "chrf": 50.0}))
+    (tmp_path / "2.json").write_text(json.dumps({**scores, "bleu": 42.5, "chrf": 53.0}))
+    about = write_about(tmp_path, evaluations=[{"name": "numbers", "files": ["1.json", "2.json"]}])
+    (found,) = collect_results(run, about)["evaluations"]
+    assert (found["bleu"], found["chrf"], found["paper_bleu"]) == (41.75, 51.5, scores["paper_bleu"])
+    assert [each["bleu"] for each in found["runs"]] == [41.0, 42.5]
+    card = make_card(collect_results(run, about))
+    assert [each.metric_value for each in card.data.eval_results] == [41.8, 51.5, round(scores["paper_bleu"], 1)]
+    assert "length penalty 0.6; the mean of 2 seeds, BLEU 41.0, 42.5\n" in card.text
+    (tmp_path / "2.json").write_text(json.dumps({**scores, "search": {"beams": 5, "length_penalty": 0.6}}))
+    with pytest.raises(ValueError, match=r"2\.json and .*1\.json are of different evaluations: search differs"):
+        collect_results(run, about)
 
 
 @pytest.mark.process
@@ -483,6 +508,8 @@ def test_the_template_is_installed_with_the_package() -> None:
         ({"languages": ["en", False]}, "languages 2 is False; it must be text"),
         ({"published": {"source": "x"}}, "published lacks 'url'"),
         ({"evaluations": ["test.json"]}, "evaluations 1 must hold keys with values: its keys are name, dataset?"),
+        ({"evaluations": [{"name": "x"}]}, "evaluations 1 needs either file or files"),
+        ({"evaluations": [{"name": "x", "file": "1", "files": ["2"]}]}, "evaluations 1 needs either file or files"),
         ({"license": "other"}, "the license 'other' needs license_name and license_link"),
     ],
 )

@@ -5,6 +5,7 @@ import inspect
 import pickle
 import platform
 import sys
+import warnings
 from typing import Any
 
 import pytest
@@ -305,6 +306,20 @@ def test_a_forced_word_must_be_in_the_vocabulary(word: int, path: str) -> None:
         model.generate(torch.tensor([[5, 1]]), decoder_input_ids=torch.tensor([[2, word]]))
 
 
+@pytest.mark.parametrize(("beams", "path"), [*((4, path) for path in PATHS), (1, "kernels"), (1, "torch")])
+def test_prompts_that_are_padded_behind_are_an_error(beams: int, path: str) -> None:
+    model = lively_model()
+    take(model, path)
+    prompts = padded([[2, 5, 6], [2, 5]])
+    with pytest.raises(ValueError, match="decoder_attention_mask must pad on the left"):
+        model.generate(
+            torch.tensor([[5, 1]] * 2),
+            decoder_input_ids=prompts["input_ids"],
+            decoder_attention_mask=prompts["attention_mask"],
+            num_beams=beams,
+        )
+
+
 @pytest.mark.parametrize(
     "paths", [*((path, path) for path in PATHS), ("torch", "plain"), ("kernels", "torch")], ids=str
 )
@@ -391,7 +406,7 @@ class _Watcher(LogitsProcessor):
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         self.seen.append((input_ids.clone(), scores.shape))
-        self.kept.append((scores, scores.clone()))
+        self.kept += [(each, each.clone()) for each in (scores, scores[:, 5])]
         assert torch.isfinite(scores).any(dim=-1).all()
         return scores
 
@@ -583,7 +598,7 @@ def test_assisted_decoding_gives_the_greedy_translation() -> None:
     assert_close(model.generate(**source, **options, assistant_model=assistant), model.generate(**source, **options))
 
 
-def test_the_plain_trainer_predicts_with_the_papers_search(tmp_path) -> None:
+def test_the_plain_trainer_predicts_with_the_papers_search(tmp_path, fast_steps: list[int]) -> None:
     model = lively_model(3).float()
     rows = [{"input_ids": row, "attention_mask": [1] * len(row), "labels": [5, 1]} for row in sources(3, count=1) * 3]
     arguments = Seq2SeqTrainingArguments(
@@ -591,6 +606,7 @@ def test_the_plain_trainer_predicts_with_the_papers_search(tmp_path) -> None:
     )
     trainer = Seq2SeqTrainer(model, arguments)
     found = trainer.predict(rows).predictions
+    assert fast_steps
     expected = model.generate(torch.tensor(sources(3, count=1) * 3))
     assert found[:, : expected.shape[1]].tolist() == expected.tolist()
 
@@ -659,6 +675,15 @@ def test_special_tokens_are_still_where_the_search_reads_them() -> None:
 @pytest.mark.skipif(platform.machine() != "x86_64" or sys.platform != "linux", reason="there are no kernels for it")
 def test_the_kernels_were_built() -> None:
     assert kernels() is not None, "install the package in place, where there is a C compiler: pip install -e ."
+
+
+def test_kernels_that_cannot_be_loaded_are_done_without(monkeypatch: pytest.MonkeyPatch, caplog) -> None:
+    def load(path: str) -> None:
+        raise OSError("libgomp.so.1: cannot open shared object file")
+
+    monkeypatch.setattr("vaswani.native_vaswani.ctypes.CDLL", load)
+    assert kernels.__wrapped__() is None
+    assert "cannot be loaded, which makes everything slower: libgomp.so.1" in caplog.text
 
 
 @pytest.fixture
@@ -818,3 +843,58 @@ def test_the_encoder_on_real_words_agrees_with_the_padded_one(options: dict[str,
             model.set_fast_paths(False)
             assert_close(skipped[real], model.get_encoder()(**batch).last_hidden_state[real])
         model.set_fast_paths(True)
+
+
+@pytest.mark.parametrize("path", ["kernels", "torch"])
+def test_states_of_another_precision_are_left_to_torch(path: str) -> None:
+    model, batch = lively_model(), padded(sources())
+    take(model, path)
+    other = torch.float64 if path == "kernels" else torch.float32
+    with torch.no_grad():
+        embedded = model.get_input_embeddings()(batch["input_ids"]).to(other)
+        encoded = model.get_encoder()(**batch)
+        with pytest.raises(RuntimeError, match="dtype"):
+            model.get_encoder()(inputs_embeds=embedded, attention_mask=batch["attention_mask"])
+        encoded.last_hidden_state = encoded.last_hidden_state.to(other)
+        with pytest.raises(RuntimeError, match="dtype"):
+            model.generate(encoder_outputs=encoded, attention_mask=batch["attention_mask"])
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_traced_encoder_computes(path: str) -> None:
+    model, batch = lively_model(), padded(sources())
+    take(model, path)
+
+    class Encoder(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.encoder = model.get_encoder()
+
+        def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+            return self.encoder(input_ids, attention_mask=attention_mask).last_hidden_state
+
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch about tracing
+        traced = torch.jit.trace(Encoder(), tuple(batch.values()), check_trace=False)
+        other = {**batch, "input_ids": batch["input_ids"].flip(0)}
+        real = batch["attention_mask"].bool()
+        assert_close(traced(**other)[real], Encoder()(**other)[real])
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_an_empty_batch_is_encoded(path: str) -> None:
+    model = lively_model()
+    take(model, path)
+    nothing = torch.zeros(0, 5, dtype=torch.long)
+    with torch.no_grad():
+        assert model.get_encoder()(nothing, attention_mask=nothing).last_hidden_state.shape == (0, 5, 16)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_broken_weights_are_never_hidden(path: str) -> None:
+    model = lively_model()
+    take(model, path)
+    with torch.no_grad():
+        model.model.encoder.layers[0].feed_forward.fc1.weight.fill_(float("nan"))
+        states = model.get_encoder()(**padded(sources())).last_hidden_state
+    assert states[padded(sources())["attention_mask"].bool()].isnan().all()

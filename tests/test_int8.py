@@ -2,11 +2,19 @@
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch.testing import assert_close
-from torchao.quantization import Int8DynamicActivationInt8WeightConfig, Int8WeightOnlyConfig, quantize_
+from torchao.quantization import (
+    Int8DynamicActivationInt8WeightConfig,
+    Int8WeightOnlyConfig,
+    MappingType,
+    PerRow,
+    PerTensor,
+    quantize_,
+)
 from transformers import AutoModelForSeq2SeqLM, TorchAoConfig
 
 from tests.conftest import ragged_batch, tiny_model
@@ -48,7 +56,7 @@ def source() -> dict[str, torch.Tensor]:
 
 
 @needs_kernels
-def test_the_kernels_compute_what_torchao_computes(folder: Path, steps: list[int]) -> None:
+def test_the_kernels_lose_no_more_than_torchao(folder: Path, steps: list[int]) -> None:
     model = AutoModelForSeq2SeqLM.from_pretrained(folder, quantization_config=INT8)
     assert is_int8(model.model.decoder.layers[0].self_attn.q_proj.weight)
     assert fits_kernels(model.model.encoder)
@@ -63,11 +71,14 @@ def test_the_kernels_compute_what_torchao_computes(folder: Path, steps: list[int
         assert len(steps) == 5
         exact = AutoModelForSeq2SeqLM.from_pretrained(folder)
         states = exact.get_encoder()(**source()).last_hidden_state
+        scores = exact.generate(**source(), **options).scores[0]
     real = source()["attention_mask"].bool()
     ours, theirs = ((each - states)[real].abs().mean() for each in (encoded, by_torchao))
     assert ours < 1.1 * theirs  # the same rounding but for ties
     assert (encoded - by_torchao)[real].abs().mean() < theirs
-    assert (found.scores[0] - expected.scores[0]).abs().max() < 0.1  # here the matrix of words is rounded too
+    ours, theirs = ((each.scores[0] - scores).abs().mean() for each in (found, expected))
+    assert ours < 1.5 * theirs  # here the matrix of words is rounded too
+    assert (found.scores[0] - scores).abs().max() < 0.1
     assert not torch.equal(found.scores[0], expected.scores[0])
 
 
@@ -94,8 +105,17 @@ def test_a_rounded_model_is_saved_and_loaded(folder: Path, tmp_path: Path, steps
     assert_close(found.sequences_scores, expected.sequences_scores)
 
 
-def test_weights_that_are_rounded_otherwise_are_left_to_torchao(folder: Path, steps: list[int]) -> None:
-    model = AutoModelForSeq2SeqLM.from_pretrained(folder, quantization_config=TorchAoConfig(Int8WeightOnlyConfig()))
+@pytest.mark.parametrize(
+    "rounding",
+    [
+        Int8WeightOnlyConfig(),
+        Int8DynamicActivationInt8WeightConfig(act_mapping_type=MappingType.ASYMMETRIC),
+        Int8DynamicActivationInt8WeightConfig(granularity=[PerTensor(), PerRow()]),
+    ],
+    ids=["weights alone", "a zero point for inputs", "one scale for all inputs"],
+)
+def test_weights_that_are_rounded_otherwise_are_left_to_torchao(folder: Path, steps: list[int], rounding: Any) -> None:
+    model = AutoModelForSeq2SeqLM.from_pretrained(folder, quantization_config=TorchAoConfig(rounding))
     assert not is_int8(model.model.decoder.layers[0].self_attn.q_proj.weight)
     output = model.generate(**source(), return_dict_in_generate=True)
     assert steps == []
@@ -117,7 +137,7 @@ def test_rounding_the_matrix_of_words_alone_is_left_to_torchao(steps: list[int])
 
 def test_without_torchao_eight_bits_are_a_clear_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torchao.quantization", None)
-    with pytest.raises(ValueError, match=r"Eight bits need torchao: pip install 'vaswani\[int8\]'"):
+    with pytest.raises(ValueError, match=r"Eight bits need torchao: pip install torchao"):
         Translator.from_pretrained(folder, int8=True)
 
 

@@ -127,6 +127,17 @@ def test_the_loss_is_that_of_all_logits(smoothing: float, path: str) -> None:
     assert_close(gradients, torch.autograd.grad(expected, (states, words)), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("path", PRECISIONS)
+def test_the_gradient_may_be_asked_for_twice(path: str) -> None:
+    states = torch.randn(30, 16, dtype=PRECISIONS[path], requires_grad=True)
+    words = torch.randn(41, 16, dtype=PRECISIONS[path], requires_grad=True)
+    loss = 3 * packed_loss(states, words, torch.randint(0, 41, (30,)), 0.1, 1 / 7)
+    once = torch.autograd.grad(loss, (states, words), retain_graph=True)
+    assert_close(torch.autograd.grad(loss, (states, words)), once)
+    with pytest.raises(RuntimeError, match="second time"):
+        torch.autograd.grad(loss, (states, words))
+
+
 def test_labels_outside_the_vocabulary_are_an_error() -> None:
     batch = ragged_batch()
     for word in (-7, 41):

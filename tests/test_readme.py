@@ -39,12 +39,17 @@ def test_the_readme_has_its_commands() -> None:
         "--output_dir further\n"
         "vaswani average further --last 5 --half --output translator\n"
         "vaswani evaluate --model translator --source test.en --reference test.de",
+        "vaswani train multi30k --train train.lc.norm.tok.en train.lc.norm.tok.de --valid val.lc.norm.tok.en "
+        "val.lc.norm.tok.de --seed 1 --resume --output_dir run\n"
+        "vaswani evaluate --model run/averaged --source test_2016_flickr.lc.norm.tok.en --reference "
+        "test_2016_flickr.lc.norm.tok.de --tokenize none --beams 5 --length-penalty 1.2",
         "pip install -c constraints.txt . && vaswani demo",
         'vaswani translate "The friendly singer had sent the bad hazelnut cake to the beautiful queen today." '
         "--model vaswani-demo/averaged\n"
         "vaswani translate --model run/averaged --input test.en --output test.de\n"
         "vaswani evaluate --hypothesis test.de --reference reference.de",
-        "vaswani train --train train.en train.de --valid valid.en valid.de --preset base --output_dir run",
+        "vaswani train --train train.en train.de --valid valid.en valid.de --preset base "
+        "--average_last 5 --output_dir run",
         "vaswani benchmark --sentences test_2016_flickr.en --chart speed.png",
         "vaswani benchmark --task training --tokens 2000 --peers marian --sentences train.en --targets train.de "
         "--chart training.png",

@@ -11,6 +11,7 @@ import torch
 import yaml
 from safetensors.torch import load_file
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+from transformers.utils import logging
 
 from tests.numbers_corpus import number_corpus
 from vaswani.card import card_for_folder
@@ -67,6 +68,7 @@ def test_a_recipe_leaves_a_folder_with_everything(written: Path, capsys: pytest.
     assert (saved["max_steps"], saved["preset"], saved["vocab_size"]) == (6, "tiny", 320)
     assert saved["learning_rate"] is None
     assert "resume" not in saved
+    assert [name for name in saved if name.endswith("_token")] == []  # masked, they would be taken for real ones
     options, arguments = parse_recipe([str(run / "recipe.yaml")])
     assert (options.train, arguments.max_steps) == ([str(written / "train.tsv")], 6)
     shown = "".join(capsys.readouterr())
@@ -193,12 +195,22 @@ def test_a_validation_corpus_is_used_without_being_asked(written: Path) -> None:
     assert [entry["step"] for entry in state["log_history"] if "eval_loss" in entry] == [2, 4]
 
 
-def test_a_run_is_not_overwritten_but_resumed(written: Path, capsys: pytest.CaptureFixture) -> None:
+def test_a_run_is_not_overwritten_but_resumed(written: Path, capsys: pytest.CaptureFixture, caplog) -> None:
     recipe = ["train", str(written / "recipe.yaml")]
     main([*recipe, "--max_steps", "4"])
     assert "has checkpoints already: add --resume" in refused(recipe, capsys)
     first = read_results(written / "run")["training"]
+    begun = (written / "run" / "recipe.yaml").read_text()
+    (written / "other.tsv").write_text("other words\tandere Worte\n" * 30)
+    for option, value, before in (("seed", "7", "42"), ("learning_rate", "0.5", "None"), ("train", "other.tsv", "")):
+        printed = refused([*recipe, "--resume", f"--{option}", value], capsys)
+        assert f"run was begun with {option}={before}" in printed
+        assert "resume with the same, or choose another output_dir" in printed
+    assert (written / "run" / "recipe.yaml").read_text() == begun
+    logging.enable_propagation()
     main([*recipe, "--resume"])
+    logging.disable_propagation()
+    assert "missing keys" not in caplog.text  # tied weights are saved once
     both = read_results(written / "run")["training"]
     assert (first["updates"], both["updates"]) == (4, 8)
     assert both["seconds"] > first["seconds"] > 0
@@ -246,6 +258,9 @@ def test_average_takes_the_last_of_a_run_or_those_that_are_named(written: Path, 
     ).read_bytes()
     assert "Averaged checkpoint-6, checkpoint-8 into" in capsys.readouterr().out
     assert "has 4 complete checkpoints, not 5" in refused(["average", str(run), "--output", str(written / "x")], capsys)
+    assert "--last is for the folder of a run" in refused(
+        ["average", *named, "--last", "2", "--output", str(written / "x")], capsys
+    )
     assert "overwrites nothing" in refused(["average", *named, "--output", str(written / "two")], capsys)
 
 

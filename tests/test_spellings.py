@@ -5,6 +5,7 @@ from collections import Counter
 
 import pytest
 from datasets import Dataset
+from datasets.fingerprint import Hasher
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models
@@ -68,6 +69,13 @@ def test_copies_differ_and_are_the_same_every_time(pairs: Dataset, tokenizer: Va
         assert sides[0] != sides[1] != sides[2] != sides[0]
         for side in sides:
             assert tokenizer.batch_decode(side) == tokenizer.batch_decode(some[:][name])
+
+
+def test_what_was_spelled_is_no_part_of_the_name_in_the_cache(tokenizer: VaswaniTokenizer) -> None:
+    speller = Speller(tokenizer, 0.5)
+    before = Hasher.hash(speller)
+    speller.respell(tokenizer("twenty-one")["input_ids"], random.Random(0))
+    assert Hasher.hash(speller) == before != Hasher.hash(Speller(tokenizer, 0.4))
 
 
 def test_another_tokenizer_and_an_impossible_share_are_refused() -> None:

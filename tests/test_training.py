@@ -240,6 +240,8 @@ def test_the_log_counts_the_seconds_of_all_parts_of_a_run(pairs: Dataset, tmp_pa
         ({"target_tokens": -5}, "target_tokens=-5 must be a whole number of at least 1"),
         ({"max_steps": 0}, "max_steps=0 must be at least 1, or -1"),
         ({"average_last": 5, "save_total_limit": 2}, "average_last=5 is more than save_total_limit=2"),
+        ({"average_last": 5, "save_minutes": 0}, "average_last=5 needs checkpoints: save_minutes or a save_strategy"),
+        ({"per_device_train_batch_size": 64}, "per_device_train_batch_size=64 has no meaning here: .* source_tokens"),
         ({"save_minutes": -1}, "save_minutes=-1 must be 0 or more"),
         ({"early_stopping_patience": -1}, "early_stopping_patience=-1 must be 0 or more"),
         ({"lr_scheduler_type": "linear"}, "The schedule 'linear' needs a learning_rate"),
@@ -250,6 +252,32 @@ def test_the_log_counts_the_seconds_of_all_parts_of_a_run(pairs: Dataset, tmp_pa
 def test_an_impossible_recipe_is_refused_before_any_work(option: dict, message: str, tmp_path) -> None:
     with pytest.raises(ValueError, match=message):
         VaswaniTrainingArguments(str(tmp_path), **option)
+
+
+def test_the_best_checkpoint_is_not_one_of_the_last(tmp_path) -> None:
+    both = {"eval_strategy": "steps", "save_strategy": "steps", "load_best_model_at_end": True, "average_last": 5}
+    with pytest.raises(ValueError, match="average_last=5 is more than save_total_limit=5, less the best one"):
+        VaswaniTrainingArguments(str(tmp_path), save_total_limit=5, **both)
+    VaswaniTrainingArguments(str(tmp_path), save_total_limit=6, **both)
+
+
+def test_columns_that_the_model_does_not_take_are_left_out(pairs: Dataset, tokenizer, tmp_path) -> None:
+    texts = pairs.add_column("text", ["some text"] * len(pairs))
+    found = []
+    for corpus in (pairs, texts, texts.to_iterable_dataset()):
+        trainer, _ = recipe(tmp_path, pairs=corpus)
+        trainer.data_collator = DataCollatorForSeq2Seq(tokenizer)
+        found.append(next(iter(trainer.get_train_dataloader())))
+    assert found[0].keys() == found[1].keys() == found[2].keys()
+    assert torch.equal(found[0]["labels"], found[1]["labels"])
+
+
+def test_an_average_of_fewer_checkpoints_than_asked_for_is_announced(pairs: Dataset, tmp_path, caplog) -> None:
+    trainer, _ = recipe(tmp_path, pairs=pairs, max_steps=3, save_strategy="steps", save_steps=2, average_last=3)
+    trainer.train()
+    assert "average_last=3, but" in caplog.text
+    assert "has 2 checkpoints" in caplog.text
+    assert (tmp_path / "averaged" / "model.safetensors").is_file()
 
 
 def test_a_budget_that_no_pair_fits_is_an_error(pairs: Dataset, tmp_path) -> None:
@@ -293,6 +321,13 @@ def test_a_run_that_stops_early_stops_at_the_same_update_when_it_is_resumed(pair
         ended.append([path.name for path in complete_checkpoints(tmp_path)])
         assert (tmp_path / "averaged").exists()
     assert ended == [["checkpoint-2", "checkpoint-4", "checkpoint-6", "checkpoint-8"]] * 3
+
+
+def test_a_run_that_stops_early_is_saved_where_the_clock_saves(pairs: Dataset, tmp_path) -> None:
+    options = {"learning_rate": 1e-30, "eval_strategy": "steps", "eval_steps": 2, "early_stopping_patience": 1}
+    trainer, _ = recipe(tmp_path, pairs=pairs, eval_dataset=pairs.select(range(50)), save_minutes=10, **options)
+    trainer.train()
+    assert [path.name for path in complete_checkpoints(tmp_path)] == ["checkpoint-4"]
 
 
 def test_patience_without_evaluations_is_refused(pairs: Dataset, tmp_path) -> None:
@@ -375,6 +410,6 @@ def test_lora_trains_through_the_recipe(pairs: Dataset, tmp_path) -> None:
     trainer.train()
     assert recorder.losses[-1] < recorder.losses[0]
     assert (tmp_path / "checkpoint-8" / "adapter_model.safetensors").is_file()
-    averaging, _ = recipe(tmp_path / "other", adapted, pairs, average_last=2)
+    averaging, _ = recipe(tmp_path / "other", adapted, pairs, average_last=2, save_minutes=10)
     with pytest.raises(ValueError, match="average_last=2: the checkpoints of an adapter are not averaged"):
         averaging.train()

@@ -240,6 +240,21 @@ def test_models_must_be_there_and_of_this_kind(tokenizer: VaswaniTokenizer) -> N
         Translator([bart], tokenizer)
 
 
+def test_broken_weights_are_named(folders: list[str]) -> None:
+    translator = Translator.from_pretrained(folders[0])
+    with torch.no_grad():
+        translator.models[0].model.decoder.layers[0].self_attn.q_proj.weight.fill_(float("nan"))
+    with pytest.raises(ValueError, match="no score for any translation: its weights are broken"):
+        list(translator.translate(SENTENCES))
+
+
+@pytest.mark.parametrize("strength", ["nan", "inf", "much"])
+def test_a_length_penalty_is_a_number(strength: str, capsys: pytest.CaptureFixture) -> None:
+    with pytest.raises(SystemExit):
+        main(["translate", "one", "--length-penalty", strength])
+    assert f"must be a number from -100 to 100, not '{strength}'" in capsys.readouterr().err
+
+
 def test_more_translations_than_beams_are_refused(translator: Translator) -> None:
     for nbest in (0, 5):
         with pytest.raises(ValueError, match=f"nbest={nbest} must be from 1 to num_beams=4"):

@@ -38,7 +38,7 @@ ABOUT = {
     "data": [{"name": str, "id?": str, "url?": str, "license": str, "attribution?": str}],
     "intended_use": str,
     "limits": [str],
-    "evaluations?": [{**TEST_SET, "file": str}],
+    "evaluations?": [{**TEST_SET, "file?": str, "files?": [str]}],
     "speed?": str,
     "published?": PUBLISHED,
 }
@@ -59,7 +59,8 @@ def read_about(path: Path) -> dict[str, Any]:
         Its entries: `name`, `summary`, `languages` (source, then target), `license` (with `license_name` and
         `license_link` if it is "other"), `location` (the name on the Hub, or a folder, by which the card loads the
         model), `base_model`, `example` (a sentence to translate), `data`, `intended_use`, `limits`, `evaluations` and
-        `speed` (files that `vaswani evaluate` and `vaswani benchmark` wrote) and `published` (figures of a paper).
+        `speed` (files that `vaswani evaluate` and `vaswani benchmark` wrote; for a test set `file`, or `files` of runs
+        that differ by their seeds) and `published` (figures of a paper).
 
     Raises
     ------
@@ -74,6 +75,9 @@ def read_about(path: Path) -> dict[str, Any]:
     published = about.get("published", {})
     if ("time" in published) != ("hardware" in published):
         raise ValueError(f"{path}: published needs both time and hardware, or neither.")
+    for rank, entry in enumerate(about.get("evaluations", []), start=1):
+        if ("file" in entry) == ("files" in entry):
+            raise ValueError(f"{path}: evaluations {rank} needs either file or files.")
     if about["license"] == "other" and not ("license_name" in about and "license_link" in about):
         raise ValueError(f"{path}: the license 'other' needs license_name and license_link.")
     return about
@@ -138,12 +142,26 @@ def collect_results(folder: Path, about: Path, run: Path | None = None) -> dict[
 
 
 def _evaluation(entry: dict[str, Any], place: Path) -> dict[str, Any]:
-    path = place / entry["file"]
+    """Read what was measured on a test set: of several runs the mean of each score, and the scores of each run."""
+    paths = [place / file for file in entry.get("files", [entry.get("file")])]
+    test_set = {name: value for name, value in entry.items() if name not in ("file", "files")}
+    first, *others = runs = [_scores(path) for path in paths]
+    if not others:
+        return {**test_set, **first}
+    same = ("sentences", "references", "source", "search", *(f"{name}_signature" for name in METRICS))
+    for path, other in zip(paths[1:], others, strict=True):
+        if different := [name for name in same if other.get(name) != first.get(name)]:
+            raise ValueError(f"{path} and {paths[0]} are of different evaluations: {different[0]} differs.")
+    means = {name: sum(run[name] for run in runs) / len(runs) for name in METRICS}
+    return {**test_set, **{name: first[name] for name in same if name in first}, **means, "runs": runs}
+
+
+def _scores(path: Path) -> dict[str, Any]:
     scores = read_object(path)
     needed = {"sentences", *METRICS, *(f"{name}_signature" for name in METRICS)}
     if not needed <= scores.keys():
         raise ValueError(f"{path} has no evaluation: `vaswani evaluate --output` writes one.")
-    return {**{name: value for name, value in entry.items() if name != "file"}, **scores}
+    return scores
 
 
 def _speed(path: Path) -> dict[str, Any]:

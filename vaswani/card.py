@@ -171,7 +171,9 @@ def _score_row(score: EvalResult) -> list[Any]:
 
 def _evaluation_note(evaluation: dict[str, Any]) -> str:
     search = f", translated by {_search(evaluation['search'])}" if "search" in evaluation else ""
-    return f"{evaluation['name']}: {evaluation['sentences']:,} sentences{search}"
+    bleu = [f"{run['bleu']:.1f}" for run in evaluation.get("runs", [])]
+    seeds = f"; the mean of {len(bleu)} seeds, BLEU {', '.join(bleu)}" if bleu else ""
+    return f"{evaluation['name']}: {evaluation['sentences']:,} sentences{search}{seeds}"
 
 
 def _signature_notes(scores: list[EvalResult]) -> list[str]:

@@ -4,6 +4,7 @@ import argparse
 import contextlib
 import itertools
 import json
+import math
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -33,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     average = commands.add_parser("average", help="average the last checkpoints of a run, or those that are named")
     average.add_argument("paths", nargs="+", type=Path, help="the run's folder, or folders of checkpoints")
-    average.add_argument("--last", type=_positive, default=5, help="how many of a run (paper: 5, big 20; %(default)s)")
+    average.add_argument("--last", type=_positive, help="how many of a run (paper: 5, big 20; default: 5)")
     average.add_argument("--output", type=Path, required=True, help="folder for the averaged model; it must not exist")
     average.add_argument("--half", action="store_true", help="store weights in half precision; they load in single")
     average.set_defaults(run=_average)
@@ -65,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         add_arguments(benchmark)
     benchmark.set_defaults(run=_benchmark)
 
-    demo = commands.add_parser("demo", help="learn to translate English into German, in three minutes on a CPU")
+    demo = commands.add_parser("demo", help="learn to translate English into German, in three minutes on two cores")
     demo.add_argument("--output", type=Path, default="vaswani-demo", help="folder for the run (%(default)s)")
     demo.add_argument("--steps", type=_positive, default=500, help="updates to train for (default: %(default)s)")
     demo.set_defaults(run=_demo)
@@ -94,10 +95,12 @@ def _average(options: argparse.Namespace) -> None:
 
     checkpoints, run = options.paths, options.paths[0]
     if len(checkpoints) == 1 and not (run / "trainer_state.json").is_file():
-        checkpoints = complete_checkpoints(run)
-        if len(checkpoints) < options.last:
-            raise ValueError(f"{run} has {len(checkpoints)} complete checkpoints, not {options.last}.")
-        checkpoints = checkpoints[-options.last :]
+        checkpoints, last = complete_checkpoints(run), options.last or 5
+        if len(checkpoints) < last:
+            raise ValueError(f"{run} has {len(checkpoints)} complete checkpoints, not {last}.")
+        checkpoints = checkpoints[-last:]
+    elif options.last:
+        raise ValueError("--last is for the folder of a run; checkpoints that are named are all averaged.")
     average_checkpoints(checkpoints, options.output, options.half)
     print(f"Averaged {', '.join(path.name for path in checkpoints)} into {options.output}")
 
@@ -314,7 +317,7 @@ def _evaluate(options: argparse.Namespace) -> None:
 def _add_search(command: argparse.ArgumentParser) -> None:
     command.add_argument("--beams", type=_positive, help="beams of the search (default: the model's; paper: 4)")
     strength = "strength of the length penalty (default: the model's; paper: 0.6)"
-    command.add_argument("--length-penalty", type=float, help=strength)
+    command.add_argument("--length-penalty", type=_penalty, help=strength)
 
 
 def _search(options: argparse.Namespace) -> dict[str, Any]:
@@ -351,6 +354,16 @@ def _translator(options: argparse.Namespace, **changes: Any) -> Any:
         return Translator.from_pretrained(models, options.device, options.int8, **changes)
     finally:
         logging.enable_progress_bar()
+
+
+def _penalty(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not -100 <= number <= 100:
+        raise argparse.ArgumentTypeError(f"must be a number from -100 to 100, not {text!r}")
+    return number
 
 
 def _positive(text: str) -> int:

@@ -40,7 +40,8 @@ def can_bypass(model: nn.Module) -> bool:
         the CPU, dropout in training, autocast, and while torch traces a graph. The hooks with which transformers
         records outputs are no obstacle: they are idle unless outputs are asked for.
     """
-    if model.training or torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu"):
+    is_traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
+    if model.training or is_traced or torch.is_autocast_enabled("cpu"):
         return False
     files = {type(model).__module__, *_FILES}
     precisions = set()
@@ -67,14 +68,18 @@ def is_int8(weight: torch.Tensor) -> bool:
     Returns
     -------
     bool
-        True for the tensors of `Int8DynamicActivationInt8WeightConfig` with a scale for each row and no zero point.
+        True for the tensors of `Int8DynamicActivationInt8WeightConfig` with a scale for each row of weights and of
+        inputs, and no zero point.
     """
     if type(weight).__name__ != "Int8Tensor":
         return False
     rest: Any = weight
-    is_dynamic = rest.act_quant_kwargs is not None and rest.act_quant_scale is None and rest.act_pre_scale is None
-    is_symmetric = rest.zero_point is None or not rest.zero_point.any()
-    return is_dynamic and is_symmetric and rest.scale.numel() == len(weight)
+    inputs = rest.act_quant_kwargs
+    if inputs is None or rest.act_quant_scale is not None or rest.act_pre_scale is not None:
+        return False
+    is_by_row = type(inputs.granularity).__name__ == "PerRow" and rest.scale.numel() == len(weight)
+    is_symmetric = inputs.mapping_type.name == "SYMMETRIC" and (rest.zero_point is None or not rest.zero_point.any())
+    return is_by_row and is_symmetric
 
 
 def has_hooks(modules: nn.Module) -> bool:
@@ -339,8 +344,7 @@ class BeamDecoder:
     step writes its keys into new slots, and a mask tells for each beam which slots hold its own ancestors.
     """
 
-    can_drop = True
-    finds_best = True
+    is_fast = True
 
     def __init__(self, model: Any, encoded: torch.Tensor, attention_mask: torch.Tensor | None) -> None:
         self._stack = model.model.decoder

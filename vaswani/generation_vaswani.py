@@ -167,8 +167,7 @@ class TranslationScores(ModelOutput):
 class _PlainDecoder:
     """Decode beams through the model's `forward`, whatever wraps it, with a cache of transformers."""
 
-    can_drop = False
-    finds_best = False
+    is_fast = False
 
     def __init__(self, model: Any, model_kwargs: dict[str, Any], beams: int) -> None:
         self._model = model
@@ -400,7 +399,7 @@ class VaswaniGenerationMixin(GenerationMixin):
         decoder = None
         if not is_watched and not has_own_cache and kinds <= {*_MINIMUM_LENGTHS, *_OWN_CRITERIA}:
             decoder = _decoder_of(self, model_kwargs, generation_config, synced_gpus)
-        if decoder is None or not decoder.finds_best:
+        if decoder is None or not decoder.is_fast:
             options = (logits_processor, stopping_criteria, generation_config, synced_gpus, streamer)
             return super()._sample(input_ids, *options, **model_kwargs)  # type: ignore[misc, arg-type]
         prompt, prompt_mask = _prompt_of(input_ids, model_kwargs, 1, self.config.vocab_size)
@@ -485,7 +484,10 @@ def _prompt_of(
             f"decoder_input_ids has words from {int(prompt.min())} to {int(prompt.max())}; "
             f"the vocabulary has 0 to {vocab_size - 1}."
         )
-    return prompt, torch.ones_like(prompt) if mask is None else mask[::beams]
+    mask = torch.ones_like(prompt) if mask is None else mask[::beams]
+    if not mask[:, -1].all():
+        raise ValueError("decoder_attention_mask must pad on the left: the last word of every prompt must be real.")
+    return prompt, mask
 
 
 def _min_columns(processors: Sequence[Any]) -> int:
@@ -569,12 +571,12 @@ def _is_papers_search(config: Any) -> bool:
 
 def _decoder_of(model: Any, arguments: dict[str, Any], config: Any, synced_gpus: bool) -> Any:
     """Return the decoder for a model: the one that reads its weights where that is right, or its `forward`."""
-    cache = arguments.get("past_key_values")
+    cache, precision = arguments.get("past_key_values"), model.model.decoder.embed_tokens.weight.dtype
     usual = {"encoder_outputs", "attention_mask", "decoder_attention_mask", "use_cache", "past_key_values"}
     is_usual = not [
         name
         for name, value in arguments.items()
-        if name not in {*usual, "logits_to_keep", "position_ids"} and value is not None and value is not False
+        if name not in {*usual, "labels", "logits_to_keep", "position_ids"} and value is not None and value is not False
     ]
     if (
         is_usual
@@ -582,6 +584,7 @@ def _decoder_of(model: Any, arguments: dict[str, Any], config: Any, synced_gpus:
         and arguments.get("use_cache")
         and config.cache_implementation is None
         and (cache is None or cache.get_seq_length() == 0)
+        and arguments["encoder_outputs"].last_hidden_state.dtype == precision
         and model.may_take_fast_paths()
     ):
         source = _first_rows(arguments, config.num_beams)

@@ -268,7 +268,7 @@ class VaswaniAttention(nn.Module):
         key, value = self._keys_and_values(hidden_states, key_value_states, past_key_values)
         dropout = self.config.attention_dropout if self.training else 0.0
         if packing is not None:
-            own_or_source = packing if source_packing is None or key_value_states is None else source_packing
+            own_or_source = packing if source_packing is None else source_packing
             attended = packed_attention(
                 query, key, value, packing, own_or_source, self.is_causal, self.scaling, dropout
             )
@@ -863,7 +863,7 @@ class VaswaniEncoder(VaswaniStack):
         if inputs_embeds is None:
             inputs_embeds = self.embed_tokens(input_ids)
         hidden_states = self._embed(inputs_embeds, position_ids)
-        if self._may_read_weights(attention_mask, kwargs):
+        if self._may_read_weights(hidden_states, attention_mask, kwargs):
             encode = encode_natively if fits_kernels(self) else encode_real_words
             return BaseModelOutput(last_hidden_state=encode(self, hidden_states, attention_mask))
         visible = create_bidirectional_mask(
@@ -873,9 +873,11 @@ class VaswaniEncoder(VaswaniStack):
             hidden_states = layer(hidden_states, visible, **kwargs)
         return BaseModelOutput(last_hidden_state=hidden_states)
 
-    def _may_read_weights(self, attention_mask: torch.Tensor | None, options: Any) -> bool:
+    def _may_read_weights(self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None, options: Any) -> bool:
         """Tell whether only real words need computing, from weights alone: in inference, if nobody looks inside."""
         if torch.is_grad_enabled() or attention_mask is None or attention_mask.ndim != 2 or attention_mask.is_cuda:
+            return False
+        if not len(hidden_states) or hidden_states.dtype != self.embed_tokens.weight.dtype:
             return False
         return not self._records(options) and self.may_take_fast_paths()
 

@@ -15,8 +15,11 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers.utils import logging
 
 from .decoding_vaswani import is_int8, largest, weights_of
+
+logger = logging.get_logger(__name__)
 
 # Numbers of the widest register, and rounded ones for each of them, as in the kernels.
 LANES, BYTES = 16, 4
@@ -73,13 +76,17 @@ def kernels() -> Any:
     Returns
     -------
     Any
-        The library, or None where none was built or the machine has no such instructions.
+        The library, or None where none was built, it cannot be loaded, or the machine has no such instructions.
     """
     capability = torch.backends.cpu.get_cpu_capability().lower()
     file = Path(__file__).with_name(f"_kernels_{capability}{sysconfig.get_config_var('EXT_SUFFIX')}")
     if not file.exists():
         return None
-    library = ctypes.CDLL(str(file))
+    try:
+        library = ctypes.CDLL(str(file))
+    except OSError as error:  # what they are linked with is missing, such as the runtime of OpenMP
+        logger.warning(f"The compiled kernels cannot be loaded, which makes everything slower: {error}")
+        return None
     library.panel = c_int64.in_dll(library, "panel_columns").value  # type: ignore[attr-defined]
     structures: Any = [ctypes.POINTER(_Stack), ctypes.POINTER(_Work)]
     library.encode.argtypes = structures
@@ -190,7 +197,6 @@ class PackedStack:
             key_width=config.d_k,
             value_width=config.d_v,
             inner_width=config.d_ff,
-            words=config.vocab_size,
             scaling=stack.layers[0].self_attn.scaling,
             epsilon=config.layer_norm_eps,
             embedding_scale=stack.embed_scale,
@@ -199,6 +205,7 @@ class PackedStack:
         )
         if output is not None:
             self.structure.output = self._product(output)
+            self.structure.words = len(output.weight)
         self.positions = _floats(0)
 
     @classmethod
@@ -409,13 +416,12 @@ class NativeDecoder:
         Number of beams of each sentence.
     """
 
-    can_drop = True
-    finds_best = True
+    is_fast = True
 
     def __init__(self, model: Any, encoded: torch.Tensor, attention_mask: torch.Tensor | None, beams: int) -> None:
         self._stack = model.model.decoder
         self._config = model.config
-        self.vocab_size = model.config.vocab_size
+        self.vocab_size = len(model.lm_head.weight)
         self._packed = PackedStack.of(self._stack, model.lm_head)
         if attention_mask is None:
             lengths, real = [encoded.shape[1]] * len(encoded), encoded

@@ -311,15 +311,15 @@ class _Loss(torch.autograd.Function):
                 torch.mm(gradient, weight, out=states_gradient[some])
             if weight_gradient is not None:
                 weight_gradient.addmm_(gradient.t(), rows)
-        ctx.gradients = states_gradient, weight_gradient
+        ctx.save_for_backward(states_gradient, weight_gradient)
         return torch.tensor(total, dtype=torch.float32)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
-        gradients, ctx.gradients = ctx.gradients, None
+        gradients = ctx.saved_tensors
         if gradient != 1:
-            gradients = [None if each is None else each.mul_(gradient) for each in gradients]
+            gradients = [None if each is None else each * gradient for each in gradients]
         return (*gradients, None, None, None)
 
 

@@ -32,6 +32,14 @@ from .training import VaswaniTrainer, VaswaniTrainingArguments, agree, peak_lear
 
 logger = logging.get_logger(__name__)
 
+# Options that a run keeps from its beginning to its end, however often it is resumed; of `train` the files' names.
+_OF_A_RUN = (
+    *("source_language", "target_language", "dataset_config", "model", "preset", "model_config", "tokenizer"),
+    *("vocab_size", "max_length", "max_ratio", "drop_duplicates", "keep_empty", "bpe_dropout", "bpe_copies"),
+    *("source_tokens", "target_tokens", "seed", "data_seed", "optim", "weight_decay", "adam_beta1", "adam_beta2"),
+    *("adam_epsilon", "max_grad_norm", "learning_rate", "lr_scheduler_type", "warmup_steps"),
+)
+
 RECIPE_FILE = "recipe.yaml"
 LOG_FILE = "log.jsonl"
 RECIPES = Path(__file__).parent / "recipes"
@@ -218,6 +226,8 @@ def run_recipe(options: CorpusOptions, arguments: VaswaniTrainingArguments) -> V
         raise ValueError(f"{output} has checkpoints already: add --resume to go on, or choose another output_dir.")
     if options.resume and not complete_checkpoints(output):
         logger.warning(f"{output} has no complete checkpoint: the run starts from the beginning.")
+    elif options.resume:
+        _check_same_run(output, _resolved(options, arguments))
     if options.valid is not None and arguments.eval_strategy == IntervalStrategy.NO:
         arguments.eval_strategy = IntervalStrategy.STEPS
         arguments.eval_steps = arguments.eval_steps or 1000
@@ -249,7 +259,8 @@ def run_recipe(options: CorpusOptions, arguments: VaswaniTrainingArguments) -> V
     if arguments.should_save:
         output.mkdir(parents=True, exist_ok=True)
         tokenizer.save_pretrained(output)
-        _save_recipe(output, options, arguments)
+        recipe = yaml.safe_dump(_resolved(options, arguments), sort_keys=False, allow_unicode=True)
+        (output / RECIPE_FILE).write_text(recipe, encoding="utf-8")
     logging.disable_progress_bar()  # one bar is enough; transformers would show another for every checkpoint
     try:
         trainer.train(resume_from_checkpoint=options.resume and bool(complete_checkpoints(output)))
@@ -336,13 +347,25 @@ def _tokenizer(corpus: Any, options: CorpusOptions, output: Path) -> Any:
     return VaswaniTokenizer.learn(corpus, options.vocab_size)
 
 
-def _save_recipe(output: Path, options: CorpusOptions, arguments: VaswaniTrainingArguments) -> None:
-    """Save every option, those that were left to their defaults too."""
+def _check_same_run(output: Path, resolved: dict[str, Any]) -> None:
+    """Raise a ValueError if a run that is resumed would go on with something else than it began with."""
+    if not (output / RECIPE_FILE).is_file():
+        return
+    begun = yaml.safe_load((output / RECIPE_FILE).read_text(encoding="utf-8"))
+    changed = [name for name in _OF_A_RUN if begun.get(name, resolved[name]) != resolved[name]]
+    before, now = ([Path(name).name for name in recipe["train"]] for recipe in (begun, resolved))
+    changed += ["train"] * (before != now)
+    if changed:
+        was = ", ".join(f"{name}={begun[name]!r} (now {resolved[name]!r})" for name in changed)
+        raise ValueError(f"{output} was begun with {was}: resume with the same, or choose another output_dir.")
+
+
+def _resolved(options: CorpusOptions, arguments: VaswaniTrainingArguments) -> dict[str, Any]:
+    """Return every option in a form for YAML, those that were left to their defaults too, but no secrets."""
     resolved = {**dataclasses.asdict(options), **arguments.to_dict()}
     fields = (*dataclasses.fields(options), *dataclasses.fields(arguments))
-    known = {entry.name for entry in fields if entry.init} - {"resume"}
-    plain = json.loads(json.dumps({name: value for name, value in resolved.items() if name in known}, default=str))
-    (output / RECIPE_FILE).write_text(yaml.safe_dump(plain, sort_keys=False, allow_unicode=True), encoding="utf-8")
+    known = {entry.name for entry in fields if entry.init and not entry.name.endswith("_token")} - {"resume"}
+    return json.loads(json.dumps({name: value for name, value in resolved.items() if name in known}, default=str))
 
 
 class _Interruption(TrainerCallback):

@@ -57,7 +57,7 @@ def usable_cores() -> int:
     int
         Their number.
     """
-    return len(os.sched_getaffinity(0))
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def package_versions(packages: Sequence[str] = PACKAGES) -> dict[str, str | None]:

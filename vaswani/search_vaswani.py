@@ -6,7 +6,6 @@ Dimension letters in shape comments: B sentences, W beams, R = B W rows, T targe
 import bisect
 import contextlib
 import math
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -232,8 +231,10 @@ class BeamSearch:
         self.logits: Any = () if output_logits else None
         self._keeps_steps = output_scores or output_logits
         is_plain = not self._processors and not self._keeps_steps
-        self._asks_decoder = is_plain and len(decoders) == 1 and decoders[0].finds_best
-        self._is_private = is_plain and not self._criteria and all(decoder.finds_best for decoder in decoders)
+        self._asks_decoder = is_plain and len(decoders) == 1 and decoders[0].is_fast
+        # A processor of a user may keep what it is given, which the next step would write over.
+        self._reuses_memory = all(type(each).__module__.startswith("transformers.") for each in processors)
+        self._is_private = is_plain and not self._criteria and all(decoder.is_fast for decoder in decoders)
 
     def start(self, prompt: torch.Tensor, attention_mask: torch.Tensor, log_probs: torch.Tensor) -> None:
         """Decode the prompts.
@@ -322,15 +323,11 @@ class BeamSearch:
         if width < self._beams:
             of_beams = log_probs.unflatten(0, (-1, self._beams))  # (B, W, V)
             of_beams[:, 1:] = of_beams[:, :1]
-        names = sys.getrefcount(log_probs)
         processed = self._processors(self._sequences.flatten(0, 1), log_probs)  # (R, V)
         if self.scores is not None:
             self.scores += (processed.clone(),)
-        best = largest_of_rows(processed, rows, count)
-        del processed
-        # The next step writes into the same memory, unless a processor has kept it.
-        self._log_probs = log_probs.clone() if sys.getrefcount(log_probs) > names else log_probs
-        return best
+        self._log_probs = log_probs if self._reuses_memory else log_probs.clone()
+        return largest_of_rows(processed, rows, count)
 
     def _which_end(self, parents: torch.Tensor, words: torch.Tensor, listed: list[list[int]]) -> list[list[bool]]:
         """Tell of each continuation (B, count) whether it ends there; `listed` are the words once more."""
@@ -352,7 +349,7 @@ class BeamSearch:
     def _drop_what_is_over(self) -> None:
         """Fill the places of sentences that are over with the last ones that are not."""
         # What is kept of the steps is of all sentences, to the end.
-        if self._keeps_steps or not all(decoder.can_drop for decoder in self._decoders):
+        if self._keeps_steps or not all(decoder.is_fast for decoder in self._decoders):
             return
         order = [place for place, index in enumerate(self._places) if not self._sentences[index].is_over]
         kept = len(order)

@@ -46,6 +46,10 @@ class Speller:
         self.ranks = {tuple(pair): rank for rank, pair in enumerate(pipeline["model"]["merges"])}
         self._known: dict[tuple[str, int], list[int]] = {}
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out what was spelled so far: it is no part of what the cache of `datasets` knows a corpus by."""
+        return {**self.__dict__, "_known": {}}
+
     def respell(self, ids: list[int], draw: random.Random) -> list[int]:
         """Spell a sentence in another way.
 

@@ -1,10 +1,11 @@
 """The training: the paper's recipe as arguments and a trainer, on top of those of transformers."""
 
 import copy
+import dataclasses
 import itertools
 import shutil
 import time
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,16 @@ from .results import last_logged, read_results, run_results
 logger = logging.get_logger(__name__)
 
 
-@dataclass
+# Options of transformers for batches of so many pairs.
+_COUNTED_IN_PAIRS = (
+    "per_device_train_batch_size",
+    "auto_find_batch_size",
+    "train_sampling_strategy",
+    "dataloader_drop_last",
+)
+
+
+@dataclasses.dataclass
 class VaswaniTrainingArguments(Seq2SeqTrainingArguments):
     """Hold the options of training, with the paper's recipe as default.
 
@@ -80,8 +90,9 @@ class VaswaniTrainingArguments(Seq2SeqTrainingArguments):
 
     Notes
     -----
-    Sections 5.1 and 5.3. All other options are those of `Seq2SeqTrainingArguments`, with their meaning. Its AdamW is
-    Adam, for weight decay is 0. Label smoothing is the model's (`label_smoothing` of its configuration).
+    Sections 5.1 and 5.3. All other options are those of `Seq2SeqTrainingArguments`, with their meaning, but for those
+    that count the pairs of a batch, which are refused. Its AdamW is Adam, for weight decay is 0. Label smoothing is the
+    model's (`label_smoothing` of its configuration).
     """
 
     source_tokens: int = field(default=25_000, metadata={"help": "Source tokens of an update, over all devices."})
@@ -118,12 +129,24 @@ class VaswaniTrainingArguments(Seq2SeqTrainingArguments):
                 raise ValueError(f"{name}={getattr(self, name)} must be 0 or more.")
         if self.max_steps < 1 and self.max_steps != -1:
             raise ValueError(f"max_steps={self.max_steps} must be at least 1, or -1 to count in num_train_epochs.")
-        if self.save_total_limit and self.average_last > self.save_total_limit:
-            raise ValueError(f"average_last={self.average_last} is more than save_total_limit={self.save_total_limit}.")
+        if self.save_total_limit and self.average_last > self.save_total_limit - self.load_best_model_at_end:
+            best = ", less the best one" if self.load_best_model_at_end else ""
+            raise ValueError(
+                f"average_last={self.average_last} is more than save_total_limit={self.save_total_limit}{best}."
+            )
+        if self.average_last and not self.save_minutes and self.save_strategy == SaveStrategy.NO:
+            raise ValueError(f"average_last={self.average_last} needs checkpoints: save_minutes or a save_strategy.")
         if self.lr_scheduler_type != SchedulerType.INVERSE_SQRT and self.learning_rate is None:
             raise ValueError(f"The schedule {SchedulerType(self.lr_scheduler_type).value!r} needs a learning_rate.")
         if self.lr_scheduler_type == SchedulerType.INVERSE_SQRT and self.warmup_steps < 1:
             raise ValueError(f"warmup_steps={self.warmup_steps} must be at least 1 update for the paper's schedule.")
+        defaults = {entry.name: entry.default for entry in dataclasses.fields(self)}
+        for name in _COUNTED_IN_PAIRS:
+            if getattr(self, name) != defaults[name]:
+                raise ValueError(
+                    f"{name}={getattr(self, name)} has no meaning here: an update has as many pairs as "
+                    "source_tokens and target_tokens allow."
+                )
         if self.label_smoothing_factor != 0:
             raise ValueError(
                 f"label_smoothing_factor={self.label_smoothing_factor}: set label_smoothing in the model's "
@@ -261,7 +284,11 @@ class VaswaniTrainer(Seq2SeqTrainer):
             resume_from_checkpoint, *args, **kwargs
         )
         if self.args.average_last and self.args.should_save and not self.is_interrupted:
-            average_checkpoints(complete_checkpoints(folder)[-self.args.average_last :], averaged)
+            last = complete_checkpoints(folder)[-self.args.average_last :]
+            if len(last) < self.args.average_last:
+                logger.warning(f"average_last={self.args.average_last}, but {folder} has {len(last)} checkpoints.")
+            if last:
+                average_checkpoints(last, averaged)
         return output
 
     def _output_of_finished_run(self, checkpoint: str | bool | None) -> TrainOutput | None:
@@ -293,7 +320,8 @@ class VaswaniTrainer(Seq2SeqTrainer):
             "parts": args.world_size * args.gradient_accumulation_steps,
             "seed": args.seed if args.data_seed is None else args.data_seed,
         }
-        loading: dict[str, Any] = {"collate_fn": self.data_collator, "pin_memory": args.dataloader_pin_memory}
+        collate = self._get_collator_with_removed_columns(self.data_collator, description="training")
+        loading: dict[str, Any] = {"collate_fn": collate, "pin_memory": args.dataloader_pin_memory}
         if isinstance(self.train_dataset, datasets.IterableDataset | IterableDataset):
             stream = TokenBudgetStream(
                 self.train_dataset, **plan, processes=args.world_size, process=args.process_index
@@ -310,6 +338,7 @@ class VaswaniTrainer(Seq2SeqTrainer):
         self.add_callback(_EpochSetter(sampler))
         loading["generator"] = torch.Generator()  # workers are seeded from it, not from what dropout draws from
         loading["num_workers"] = args.dataloader_num_workers
+        loading["prefetch_factor"] = args.dataloader_prefetch_factor
         loading["persistent_workers"] = args.dataloader_persistent_workers
         return self.accelerator.prepare(DataLoader(self.train_dataset, batch_sampler=sampler, **loading))
 
@@ -419,6 +448,12 @@ class VaswaniTrainer(Seq2SeqTrainer):
         about.setdefault("name", folder.resolve().name)
         write_card(folder, {"about": about, **run_results(self)})
 
+    def _issue_warnings_after_load(self, load_result: Any) -> None:
+        """Warn of missing weights as transformers does, but not of those that are tied, which are saved once."""
+        tied = getattr(self.model, "all_tied_weights_keys", {})
+        missing = [name for name in load_result.missing_keys if name not in tied]
+        super()._issue_warnings_after_load(load_result._replace(missing_keys=missing))
+
     # A checkpoint is written under another name and gets its own when it is complete, on every process. The name begins
     # with what pushes leave out, for they go on in the background.
 
@@ -505,6 +540,7 @@ class _EarlyStopping(TrainerCallback):
     def on_evaluate(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:  # noqa: ARG002
         if is_patience_over(state.log_history, args.early_stopping_patience):
             control.should_training_stop = True
+            control.should_save = control.should_save or args.save_minutes > 0
 
 
 class _ClockSaver(TrainerCallback):

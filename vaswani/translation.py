@@ -367,7 +367,10 @@ class Translator:
             scores = [found.score for found in self._force_decode(sources, targets)]
         translations = [Translation(*row) for row in zip(texts, scores, strict=True)]
         rows_of_parts = [translations[start : start + count] for start in range(0, len(translations), count)]
-        return [[row for row in rows if row.score > float("-inf")] for rows in rows_of_parts]
+        found = [[row for row in rows if row.score > float("-inf")] for rows in rows_of_parts]
+        if not all(found):
+            raise ValueError("The model has no score for any translation: its weights are broken.")
+        return found
 
     def _words(self, row: list[int]) -> list[int]:
         """Return the words of a translation, without the start symbol, up to its end symbol."""
@@ -486,7 +489,7 @@ def _int8_config() -> Any:
     try:
         from torchao.quantization import Int8DynamicActivationInt8WeightConfig
     except ImportError:
-        raise ValueError("Eight bits need torchao: pip install 'vaswani[int8]'.") from None
+        raise ValueError("Eight bits need torchao: pip install torchao.") from None
     return TorchAoConfig(Int8DynamicActivationInt8WeightConfig())
 
 

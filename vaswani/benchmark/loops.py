@@ -20,6 +20,7 @@ from transformers import (
 )
 from transformers.utils import logging
 
+from ..modeling_vaswani import IGNORED
 from ..training import VaswaniTrainer, VaswaniTrainingArguments
 from .measure import changed_environment
 from .pairs import Pair
@@ -93,7 +94,7 @@ class _Clock(TrainerCallback):
         training_step = trainer.training_step
 
         def timed(model: Any, inputs: dict[str, torch.Tensor], *rest: Any) -> Any:
-            self.tokens += int(inputs["attention_mask"].sum()) + int((inputs["labels"] != -100).sum())
+            self.tokens += int(inputs["attention_mask"].sum()) + int((inputs["labels"] != IGNORED).sum())
             start = time.perf_counter()
             result = training_step(model, inputs, *rest)
             self.step_seconds += time.perf_counter() - start

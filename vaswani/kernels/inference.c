@@ -255,7 +255,7 @@ static void feed_forward(const struct stack *stack, struct work *work, const str
     float *inner = work->products, *outer = work->products + rows * stride;
     multiply(work, work->states, stack->width, rows, layer->inner, stack->width, stack->inner_width, inner);
 #pragma omp for schedule(static)
-    for (int64_t at = 0; at < rows * stride; at++) inner[at] = inner[at] > 0 ? inner[at] : 0;
+    for (int64_t at = 0; at < rows * stride; at++) inner[at] = inner[at] < 0 ? 0 : inner[at];
     multiply(work, inner, stride, rows, layer->outer, stack->inner_width, stack->width, outer);
     add_and_normalise(stack, layer->norm, rows, outer, work->states);
 }
