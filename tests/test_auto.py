@@ -213,21 +213,22 @@ def test_torch_works_where_transformers_is_absent() -> None:
 
 
 @pytest.mark.process
-def test_the_lazy_entry_imports_only_what_is_loaded_anyway_and_costs_under_two_milliseconds() -> None:
+def test_the_lazy_entry_imports_only_what_is_loaded_anyway_and_costs_under_a_hundredth_of_importing_torch() -> None:
     code = """
-        import time, os
+        import os, sys, time
         os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
-        import torch, sys
-        before = set(sys.modules)
         start = time.perf_counter()
+        import torch
+        torch_was_there = time.perf_counter()
+        before = set(sys.modules)
         import vaswani_autoload
         vaswani_autoload.install()
-        milliseconds = 1000 * (time.perf_counter() - start)
-        print(sorted(name for name in set(sys.modules) - before if not name.startswith("__editable__")), milliseconds)
+        share = (time.perf_counter() - torch_was_there) / (torch_was_there - start)
+        print(sorted(name for name in set(sys.modules) - before if not name.startswith("__editable__")), share)
     """
-    printed = [run(code).stdout.strip() for _ in range(5)]
+    printed = [run(code).stdout.strip() for _ in range(3)]
     assert all(line.startswith("['vaswani_autoload'] ") for line in printed), printed
-    assert min(float(line.split()[-1]) for line in printed) < 2
+    assert min(float(line.split()[-1]) for line in printed) < 0.01
 
 
 # --- the public interface is a promise

@@ -18,7 +18,7 @@ from vaswani.card import card_for_folder
 from vaswani.checkpoints import complete_checkpoints
 from vaswani.cli import main
 from vaswani.presets import preset
-from vaswani.recipe import parse_recipe, recipe_names
+from vaswani.recipe import parse_recipe, recipe_names, run_recipe
 from vaswani.results import read_results
 
 MODEL = {"d_model": 16, "d_ff": 32, "encoder_layers": 1, "decoder_layers": 1, "num_attention_heads": 2}
@@ -172,9 +172,11 @@ def test_what_is_wrong_with_a_recipe_is_said_in_a_line(
 
 def test_bpe_dropout_trains_on_copies_and_is_evaluated_without_it(written: Path) -> None:
     spelled = ["--bpe_dropout", "0.2", "--bpe_copies", "3", "--max_steps", "4"]
-    main(["train", str(written / "recipe.yaml"), *spelled])
+    trainer = run_recipe(*parse_recipe([str(written / "recipe.yaml"), *spelled]))
+    assert len(trainer.train_dataset) == 600
     results = read_results(written / "run")
-    assert (results["training"]["pairs"], results["recipe"]["bpe_dropout"]) == (600, 0.2)
+    assert (results["training"]["pairs"], results["recipe"]["bpe_dropout"]) == (200, 0.2)
+    assert results["training"]["epochs"] == 3 * trainer.state.epoch > 0
     tokenizer = AutoTokenizer.from_pretrained(written / "run")
     model = AutoModelForSeq2SeqLM.from_pretrained(written / "run").eval()
     total, words = 0.0, 0

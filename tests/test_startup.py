@@ -30,7 +30,7 @@ REGISTERED = """
 @pytest.mark.process
 def test_importing_vaswani_adds_less_than_50_milliseconds_to_transformers() -> None:
     code = f"import time\n{BASE}\nstart = time.process_time()\nimport vaswani\nprint(time.process_time() - start)"
-    added = [float(run(code, OMP_NUM_THREADS="1").stdout) for _ in range(10)]
+    added = [float(run(code, OMP_NUM_THREADS="1").stdout) for _ in range(5)]
     assert statistics.median(added) < 0.05
 
 

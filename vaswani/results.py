@@ -137,13 +137,15 @@ def model_facts(config: VaswaniConfig, generation_config: GenerationConfig) -> d
     return {"parameters": parameters, **shape, "search": search_facts(generation_config)}
 
 
-def training_facts(trainer: Any) -> dict[str, Any]:
+def training_facts(trainer: Any, copies: int = 1) -> dict[str, Any]:
     """Tell how a run went.
 
     Parameters
     ----------
     trainer : Any
         The trainer, after training.
+    copies : int, default=1
+        How often each pair stands in the trainer's corpus, in other spellings.
 
     Returns
     -------
@@ -154,8 +156,8 @@ def training_facts(trainer: Any) -> dict[str, Any]:
     valid_loss = last_logged(log, "eval_loss")
     facts = {
         "updates": trainer.state.global_step,
-        "epochs": trainer.state.epoch,
-        "pairs": len(pairs) if hasattr(pairs, "__len__") else None,
+        "epochs": copies * trainer.state.epoch,
+        "pairs": len(pairs) // copies if hasattr(pairs, "__len__") else None,
         "seconds": last_logged(log, "seconds"),
         "loss": last_logged(log, "loss"),
         "valid_loss": valid_loss,
@@ -217,10 +219,11 @@ def run_results(trainer: Any, options: dict[str, Any] | None = None) -> dict[str
     dict[str, Any]
         The entries `model`, `training` and `recipe`, in a form for JSON.
     """
+    options = options or {}
     return {
         "model": model_facts(trainer.model.config, trainer.model.generation_config),
-        "training": training_facts(trainer),
-        "recipe": recipe_facts({**(options or {}), **trainer.args.to_dict()}),
+        "training": training_facts(trainer, copies=options["bpe_copies"] if options.get("bpe_dropout") else 1),
+        "recipe": recipe_facts({**options, **trainer.args.to_dict()}),
     }
 
 
