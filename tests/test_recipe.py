@@ -85,9 +85,14 @@ def test_options_win_over_the_file_and_the_file_over_defaults(written: Path) -> 
 def test_a_recipe_of_the_package_is_taken_by_its_name(written: Path) -> None:
     corpora = {name: str(written / f"{name}.tsv") for name in ("train", "valid")}
     given = ["--train", corpora["train"], "--valid", corpora["valid"], "--output_dir", str(written / "run")]
-    assert {"multi30k", "tatoeba"} <= set(recipe_names())
+    further = ["multi30k-pieces-further", "tatoeba-further"]
+    assert recipe_names() == sorted(["multi30k", "multi30k-pieces", "tatoeba", *further])
     for name in recipe_names():
-        options, arguments = parse_recipe([name, *given, "--seed", "7"])
+        if name in further:
+            with pytest.raises(ValueError, match="goes on from another model: add --model with its folder or name"):
+                parse_recipe([name, *given])
+        model = ["--model", "tatoeba-en-de"] if name in further else []
+        options, arguments = parse_recipe([name, *given, *model, "--seed", "7"])
         assert (options.train, options.valid, arguments.seed) == ([corpora["train"]], [corpora["valid"]], 7)
     options, arguments = parse_recipe(["multi30k", *given])
     chosen = (options.preset, options.vocab_size, arguments.source_tokens, arguments.target_tokens)

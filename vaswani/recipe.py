@@ -43,6 +43,7 @@ _OF_A_RUN = (
 RECIPE_FILE = "recipe.yaml"
 LOG_FILE = "log.jsonl"
 RECIPES = Path(__file__).parent / "recipes"
+YOURS = "<yours>"  # stands in recipes of the package for a model that the user must name
 
 
 @dataclass
@@ -144,6 +145,8 @@ def parse_recipe(words: Sequence[str]) -> tuple[CorpusOptions, VaswaniTrainingAr
         if word.startswith("--") and name not in known and name.removeprefix("no_") not in known:
             raise ValueError(_unknown(name, known))
     options, arguments = parser.parse_args_into_dataclasses(words)
+    if options.model == YOURS:
+        raise ValueError("This recipe goes on from another model: add --model with its folder or name.")
     return options, arguments
 
 

@@ -156,7 +156,7 @@ def training_facts(trainer: Any, copies: int = 1) -> dict[str, Any]:
     valid_loss = last_logged(log, "eval_loss")
     facts = {
         "updates": trainer.state.global_step,
-        "epochs": copies * trainer.state.epoch,
+        "epochs": trainer.state.epoch and copies * trainer.state.epoch,
         "pairs": len(pairs) // copies if hasattr(pairs, "__len__") else None,
         "seconds": last_logged(log, "seconds"),
         "loss": last_logged(log, "loss"),
