@@ -42,7 +42,11 @@ def test_the_readme_has_its_commands() -> None:
         "vaswani train multi30k --train train.lc.norm.tok.en train.lc.norm.tok.de --valid val.lc.norm.tok.en "
         "val.lc.norm.tok.de --seed 1 --resume --output_dir run\n"
         "vaswani evaluate --model run/averaged --source test_2016_flickr.lc.norm.tok.en --reference "
-        "test_2016_flickr.lc.norm.tok.de --tokenize none --beams 5 --length-penalty 1.2",
+        "test_2016_flickr.lc.norm.tok.de --tokenize none --beams 5 --length-penalty 1.2\n"
+        "vaswani train multi30k-raw --train train.en train.de --valid val.en val.de --seed 1 --resume "
+        "--output_dir raw\n"
+        "vaswani evaluate --model raw/averaged --source test_2016_flickr.en --reference test_2016_flickr.de "
+        "--beams 5 --length-penalty 1.2",
         "pip install -c constraints.txt . && vaswani demo",
         'vaswani translate "The friendly singer had sent the bad hazelnut cake to the beautiful queen today." '
         "--model vaswani-demo/averaged\n"
