@@ -357,7 +357,9 @@ def test_bf16_and_gradient_checkpointing_follow_plain_training(pairs: Dataset, t
 def test_a_compiled_model_trains_alike(pairs: Dataset, tmp_path) -> None:
     losses = {}
     for compiled in (False, True):
-        trainer, recorder = recipe(tmp_path, pairs=pairs, max_steps=3, learning_rate=1e-3, torch_compile=compiled)
+        model = tiny_model(vocab_size=400, encoder_layers=1, decoder_layers=1)  # compiling takes its time by the layer
+        options = {"max_steps": 3, "learning_rate": 1e-3, "torch_compile": compiled}
+        trainer, recorder = recipe(tmp_path, model, pairs, **options)
         trainer.train()
         losses[compiled] = recorder.losses
     assert losses[True] == pytest.approx(losses[False], rel=1e-4)
