@@ -226,6 +226,13 @@ def test_a_run_is_not_overwritten_but_resumed(written: Path, capsys: pytest.Capt
         assert torch.equal(resumed[name], tensor), name
 
 
+def test_a_schedule_that_ends_keeps_its_end(written: Path, capsys: pytest.CaptureFixture) -> None:
+    recipe = ["train", str(written / "recipe.yaml"), "--lr_scheduler_type", "linear", "--learning_rate", "0.001"]
+    main([*recipe, "--max_steps", "4"])
+    printed = refused([*recipe, "--resume", "--max_steps", "6"], capsys)
+    assert "run was begun with max_steps=4 (now 6): resume with the same" in printed
+
+
 def test_a_run_goes_on_from_another_model_with_its_vocabulary(written: Path, capsys: pytest.CaptureFixture) -> None:
     recipe = yaml.safe_load((written / "recipe.yaml").read_text())
     main(["train", str(written / "recipe.yaml"), "--max_steps", "4"])

@@ -39,6 +39,8 @@ _OF_A_RUN = (
     *("source_tokens", "target_tokens", "seed", "data_seed", "optim", "weight_decay", "adam_beta1", "adam_beta2"),
     *("adam_epsilon", "max_grad_norm", "learning_rate", "lr_scheduler_type", "warmup_steps"),
 )
+# With these schedules a run may be made longer; every other one has its end in each of its learning rates.
+_ENDLESS_SCHEDULES = ("inverse_sqrt", "constant", "constant_with_warmup")
 
 RECIPE_FILE = "recipe.yaml"
 LOG_FILE = "log.jsonl"
@@ -355,7 +357,8 @@ def _check_same_run(output: Path, resolved: dict[str, Any]) -> None:
     if not (output / RECIPE_FILE).is_file():
         return
     begun = yaml.safe_load((output / RECIPE_FILE).read_text(encoding="utf-8"))
-    changed = [name for name in _OF_A_RUN if begun.get(name, resolved[name]) != resolved[name]]
+    end = () if resolved["lr_scheduler_type"] in _ENDLESS_SCHEDULES else ("max_steps", "num_train_epochs")
+    changed = [name for name in (*_OF_A_RUN, *end) if begun.get(name, resolved[name]) != resolved[name]]
     before, now = ([Path(name).name for name in recipe["train"]] for recipe in (begun, resolved))
     changed += ["train"] * (before != now)
     if changed:
