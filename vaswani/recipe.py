@@ -39,8 +39,8 @@ _OF_A_RUN = (
     *("source_tokens", "target_tokens", "seed", "data_seed", "optim", "weight_decay", "adam_beta1", "adam_beta2"),
     *("adam_epsilon", "max_grad_norm", "learning_rate", "lr_scheduler_type", "warmup_steps"),
 )
-# With these schedules a run may be made longer; every other one has its end in each of its learning rates.
-_ENDLESS_SCHEDULES = ("inverse_sqrt", "constant", "constant_with_warmup")
+# With these schedules a run may be made longer: no learning rate depends on where it ends, as it does with the others.
+_ENDLESS_SCHEDULES = ("inverse_sqrt", "constant", "constant_with_warmup", "reduce_lr_on_plateau", "greedy")
 
 RECIPE_FILE = "recipe.yaml"
 LOG_FILE = "log.jsonl"
