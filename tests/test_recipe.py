@@ -229,8 +229,9 @@ def test_a_run_is_not_overwritten_but_resumed(written: Path, capsys: pytest.Capt
 def test_a_schedule_that_ends_keeps_its_end(written: Path, capsys: pytest.CaptureFixture) -> None:
     recipe = ["train", str(written / "recipe.yaml"), "--lr_scheduler_type", "linear", "--learning_rate", "0.001"]
     main([*recipe, "--max_steps", "4"])
-    printed = refused([*recipe, "--resume", "--max_steps", "6"], capsys)
-    assert "run was begun with max_steps=4 (now 6): resume with the same" in printed
+    for option, value, change in (("max_steps", "6", "4 (now 6)"), ("num_train_epochs", "7", "3.0 (now 7.0)")):
+        printed = refused([*recipe, "--resume", "--max_steps", "4", f"--{option}", value], capsys)
+        assert f"run was begun with {option}={change}: resume with the same" in printed
 
 
 def test_a_run_goes_on_from_another_model_with_its_vocabulary(written: Path, capsys: pytest.CaptureFixture) -> None:
