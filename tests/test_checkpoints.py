@@ -153,9 +153,15 @@ def test_the_trainer_keeps_the_last_checkpoints_and_averages_them(pairs: Dataset
     averaged = load_file(tmp_path / "averaged" / "model.safetensors")
     for name, tensor in averaged.items():
         assert torch.equal(tensor, ((weights[0][name].double() + weights[1][name]) / 2).float())
-    again, _ = recipe(tmp_path, pairs=pairs, **options)
-    with pytest.raises(FileExistsError, match="averaged exists already: move it"):
-        again.train(resume_from_checkpoint=True)
+    again, recorder = recipe(tmp_path, pairs=pairs, **options)
+    written = (tmp_path / "averaged" / "model.safetensors").stat().st_mtime_ns
+    assert again.train(resume_from_checkpoint=True).global_step == 12
+    assert recorder.rates == []
+    assert (tmp_path / "averaged" / "model.safetensors").stat().st_mtime_ns == written
+    for change in ({"average_last": 3}, {"max_steps": 14}):
+        other, _ = recipe(tmp_path, pairs=pairs, **(options | change))
+        with pytest.raises(FileExistsError, match="averaged exists already: move it"):
+            other.train(resume_from_checkpoint=True)
 
 
 def test_a_finished_run_that_is_resumed_makes_no_further_update(pairs: Dataset, tmp_path) -> None:

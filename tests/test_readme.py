@@ -47,6 +47,22 @@ def test_the_readme_has_its_commands() -> None:
         "--output_dir raw\n"
         "vaswani evaluate --model raw/averaged --source test_2016_flickr.en --reference test_2016_flickr.de "
         "--beams 5 --length-penalty 1.2",
+        "for seed in 1 2; do\n"
+        "  vaswani train multi30k-linear --train train.lc.norm.tok.en train.lc.norm.tok.de --valid val.lc.norm.tok.en "
+        "val.lc.norm.tok.de --seed $seed --resume --output_dir linear-$seed\n"
+        "  vaswani translate --model linear-$seed/averaged --input train.lc.norm.tok.en --output by-$seed.de --beams 5 "
+        "--length-penalty 1.2 --resume\n"
+        "done\n"
+        "cat train.lc.norm.tok.en train.lc.norm.tok.en train.lc.norm.tok.en > three.en\n"
+        "cat train.lc.norm.tok.de by-1.de by-2.de > three.de\n"
+        "for seed in 1 2; do\n"
+        "  vaswani train multi30k-distill --model linear-$seed/averaged --train three.en three.de --valid "
+        "val.lc.norm.tok.en val.lc.norm.tok.de --seed $seed --resume --output_dir distilled-$seed\n"
+        "  vaswani train multi30k-finish --model distilled-$seed/averaged --train three.en three.de --valid "
+        "val.lc.norm.tok.en val.lc.norm.tok.de --seed $seed --resume --output_dir finished-$seed\n"
+        "  vaswani evaluate --model finished-$seed/averaged --source test_2016_flickr.lc.norm.tok.en --reference "
+        "test_2016_flickr.lc.norm.tok.de --tokenize none --beams 5 --length-penalty 1.2\n"
+        "done",
         "pip install -c constraints.txt . && vaswani demo",
         'vaswani translate "The friendly singer had sent the bad hazelnut cake to the beautiful queen today." '
         "--model vaswani-demo/averaged\n"

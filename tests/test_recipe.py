@@ -85,11 +85,14 @@ def test_options_win_over_the_file_and_the_file_over_defaults(written: Path) -> 
 def test_a_recipe_of_the_package_is_taken_by_its_name(written: Path) -> None:
     corpora = {name: str(written / f"{name}.tsv") for name in ("train", "valid")}
     given = ["--train", corpora["train"], "--valid", corpora["valid"], "--output_dir", str(written / "run")]
-    assert recipe_names() == ["multi30k", "multi30k-raw", "tatoeba", "tatoeba-further"]
-    with pytest.raises(ValueError, match="goes on from another model: add --model with its folder or name"):
-        parse_recipe(["tatoeba-further", *given])
+    from_scratch = ["multi30k", "multi30k-linear", "multi30k-raw", "tatoeba"]
+    going_on = ["multi30k-distill", "multi30k-finish", "tatoeba-further"]
+    assert recipe_names() == sorted(from_scratch + going_on)
+    for name in going_on:
+        with pytest.raises(ValueError, match="goes on from another model: add --model with its folder or name"):
+            parse_recipe([name, *given])
     for name in recipe_names():
-        model = ["--model", "tatoeba-en-de"] if name == "tatoeba-further" else []
+        model = ["--model", "tatoeba-en-de"] if name in going_on else []
         options, arguments = parse_recipe([name, *given, *model, "--seed", "7"])
         assert (options.train, options.valid, arguments.seed) == ([corpora["train"]], [corpora["valid"]], 7)
     options, arguments = parse_recipe(["multi30k", *given])

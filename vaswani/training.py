@@ -266,23 +266,26 @@ class VaswaniTrainer(Seq2SeqTrainer):
         Raises
         ------
         FileExistsError
-            If the output folder has what this run would write: checkpoints, unless they are resumed, or an average.
+            If the output folder has what this run would write: checkpoints, unless they are resumed, or an average,
+            unless it is the one of a finished run that is resumed.
         """
         folder = Path(self._get_output_dir(None))
         averaged, checkpoints = folder / "averaged", complete_checkpoints(folder)
         if self.args.average_last and hasattr(self.model, "peft_config"):
             raise ValueError(f"average_last={self.args.average_last}: the checkpoints of an adapter are not averaged.")
-        if self.args.average_last and averaged.exists():
-            raise FileExistsError(f"{averaged} exists already: move it, for the average of this run goes there.")
         if checkpoints and not resume_from_checkpoint:
             raise FileExistsError(f"{folder} has checkpoints already: resume from them, or choose another output_dir.")
         if resume_from_checkpoint is True:
             if not checkpoints:
                 raise ValueError(f"{folder} has no complete checkpoint to resume from.")
             resume_from_checkpoint = str(checkpoints[-1])
-        output = self._output_of_finished_run(resume_from_checkpoint) or super().train(
-            resume_from_checkpoint, *args, **kwargs
-        )
+        finished = self._output_of_finished_run(resume_from_checkpoint)
+        if self.args.average_last and averaged.exists():
+            last_names = [checkpoint.name for checkpoint in checkpoints[-self.args.average_last :]]
+            if finished and read_results(averaged).get("averaged") == last_names:
+                return finished
+            raise FileExistsError(f"{averaged} exists already: move it, for the average of this run goes there.")
+        output = finished or super().train(resume_from_checkpoint, *args, **kwargs)
         if self.args.average_last and self.args.should_save and not self.is_interrupted:
             last = complete_checkpoints(folder)[-self.args.average_last :]
             if len(last) < self.args.average_last:
