@@ -4,8 +4,8 @@ The files are aligned: line 7 of the one is the translation of line 7 of the oth
 
     python examples/1_train_from_files.py train.en train.de --valid val.en val.de --output multi30k
 
-`vaswani train` does the same from a recipe; this file shows the stages that it is made of. They are, in the order in
-which the data flows: corpus, tokenizer, ids, model, trainer, average.
+`vaswani train` does the same from a recipe; this file shows its stages. They are, in the order of the data
+flow: corpus, tokenizer, token ids, model, trainer, average.
 """
 
 import argparse
@@ -14,7 +14,7 @@ from pathlib import Path
 from transformers import AutoModelForSeq2SeqLM, set_seed
 
 from vaswani import VaswaniForConditionalGeneration, VaswaniTokenizer, preset
-from vaswani.data import clean, load_corpus, tokenize
+from vaswani.data.corpora import clean, load_corpus, tokenize
 from vaswani.training import VaswaniTrainer, VaswaniTrainingArguments
 
 
@@ -31,11 +31,11 @@ def main() -> None:
     # 1. The corpus. Line counts that differ, or a line that is not UTF-8, are an error with file and line.
     train, valid = load_corpus(options.train), load_corpus(options.valid)
 
-    # 2. One vocabulary for both languages. Any text can be spelled with it, and comes back unchanged.
+    # 2. One vocabulary for both languages. Any text can be encoded with it, and decodes unchanged.
     tokenizer = VaswaniTokenizer.learn_from_files(options.train, vocab_size=options.vocab_size)
-    print("In pieces:", tokenizer.tokenize(train[0]["source"]))
+    print("Tokens:", tokenizer.tokenize(train[0]["source"]))
 
-    # 3. Ids, kept in the cache of `datasets`. What cleaning drops, it says.
+    # 3. Token ids, kept in the cache of `datasets`. Cleaning logs what it drops.
     train, valid = tokenize(train, tokenizer), tokenize(valid, tokenizer)
     train = clean(train, max_length=200, max_ratio=5)
 
@@ -44,8 +44,8 @@ def main() -> None:
     print(f"{model.num_parameters():,} parameters")
 
     # 5. Training: the paper's recipe, with smaller batches and a higher peak of the learning rate. Source and target
-    #    budgets count padding, over all devices. A checkpoint is written every so many updates; a run that was killed
-    #    goes on with trainer.train(resume_from_checkpoint=True).
+    #    budgets count padding, over all devices. A checkpoint is written every `interval` updates; a killed run
+    #    resumes with trainer.train(resume_from_checkpoint=True).
     interval = max(options.updates // 20, 1)
     arguments = VaswaniTrainingArguments(
         str(options.output),
@@ -69,8 +69,8 @@ def main() -> None:
     trainer = VaswaniTrainer(model, arguments, train_dataset=train, eval_dataset=valid, processing_class=tokenizer)
     trainer.train()
 
-    # 6. The mean of the last ten checkpoints translates better than any of them. It comes with the paper's search:
-    #    beam 4, length penalty 0.6, at most 50 words more than the source has.
+    # 6. The mean of the last ten checkpoints translates better than any of them. It has the paper's generation
+    #    configuration: beam 4, length penalty 0.6, at most 50 tokens more than the source.
     averaged = AutoModelForSeq2SeqLM.from_pretrained(options.output / "averaged")
     sources = load_corpus(options.valid)[:3]["source"]
     inputs = tokenizer(sources, return_tensors="pt", padding=True)

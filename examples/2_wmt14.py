@@ -1,4 +1,4 @@
-"""Train the paper's base or big model on WMT14 English-German, to the letter of the paper.
+"""Train the paper's base or big model on WMT14 English-German, exactly as in the paper.
 
     python examples/2_wmt14.py base --output wmt14-base
     accelerate launch --config_file examples/accelerate/8_gpus.yaml examples/2_wmt14.py big --output wmt14-big
@@ -8,15 +8,15 @@ had eight P100; base took it 12 hours, big 3.5 days. The token budget is for all
 same for any number of them.
 
 `--train` and `--valid` take other corpora, in any form that `vaswani train` takes, and `--updates` and `--model` make
-a small run of it.
+the run smaller.
 """
 
 import argparse
 import json
 from pathlib import Path
 
-from vaswani.recipe import CorpusOptions, run_recipe
 from vaswani.training import VaswaniTrainingArguments
+from vaswani.training.recipe import CorpusOptions, run_recipe
 
 # Sections 5.1 to 5.4 and 6.1. What is not here is the default of VaswaniTrainingArguments: Adam with beta2 0.98 and
 # epsilon 1e-9, warm-up over 4,000 updates, the learning rate by the formula, 25,000 source and 25,000 target tokens an
@@ -36,7 +36,7 @@ def main() -> None:
     parser.add_argument("--updates", type=int, help="updates to train for (default: the paper's)")
     parser.add_argument("--vocab_size", type=int, default=37_000, help="entries of the joint vocabulary")
     parser.add_argument("--model", default="{}", help="fields of the model that differ, as JSON")
-    parser.add_argument("--resume", action="store_true", help="go on from the last complete checkpoint")
+    parser.add_argument("--resume", action="store_true", help="continue from the last complete checkpoint")
     options = parser.parse_args()
 
     recipe = dict(RECIPES[options.size])

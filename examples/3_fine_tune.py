@@ -1,10 +1,10 @@
-"""Fine-tune a trained model on other data with the plain Seq2SeqTrainer, after adding words to its vocabulary.
+"""Fine-tune a trained model on other data with the plain Seq2SeqTrainer, after adding tokens to its vocabulary.
 
-    python examples/3_fine_tune.py greeter corpus.tsv --new_words "<formal>" "<informal>" --output formal-greeter
+    python examples/3_fine_tune.py greeter corpus.tsv --new_tokens "<formal>" "<informal>" --output formal-greeter
 
-Nothing here is of `vaswani` but the import that makes the Auto classes know the model, and the line that sets the
-paper's search: this is how any sequence-to-sequence model of transformers is fine-tuned. Each line of the corpus holds
-source and target, parted by a tab; a new word such as `<formal>` can stand in it.
+Only two things here are specific to `vaswani`: the import, which registers the model with the Auto classes, and the
+line that sets the paper's generation configuration. Any sequence-to-sequence model of transformers is fine-tuned so.
+Each line of the corpus holds source and target, separated by a tab; a new token such as `<formal>` may occur in it.
 """
 
 import argparse
@@ -27,7 +27,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model", help="folder or Hub name of the trained model")
     parser.add_argument("corpus", help="a .tsv file, source and target in each line")
-    parser.add_argument("--new_words", nargs="*", default=[], help="words to add to the vocabulary")
+    parser.add_argument("--new_tokens", nargs="*", default=[], help="tokens to add to the vocabulary")
     parser.add_argument("--output", type=Path, required=True, help="folder for the run")
     parser.add_argument("--epochs", type=float, default=3, help="passes over the corpus")
     parser.add_argument("--learning_rate", type=float, default=1e-4, help="peak of the learning rate")
@@ -40,8 +40,8 @@ def main() -> None:
     # The paper's beam search, for evaluation here and for whoever loads the result.
     model.generation_config = paper_generation_config(model.config)
 
-    # A new word gets a row of the one matrix that source, target and output share.
-    if tokenizer.add_tokens(options.new_words):
+    # A new token gets a row of the embedding matrix that source, target and output share.
+    if tokenizer.add_tokens(options.new_tokens):
         model.resize_token_embeddings(len(tokenizer))
 
     corpus = load_dataset(

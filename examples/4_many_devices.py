@@ -5,10 +5,10 @@
     accelerate launch --config_file examples/accelerate/fsdp.yaml examples/4_many_devices.py corpus.tsv --output run
 
 An update has 25,000 source and 25,000 target tokens over all devices. Each device gets an equal part of every batch,
-and the loss is divided by the target tokens of all: eight devices train as one would, to rounding. If a device is too
-small for its part, give `--micro_batches`: each part is then split once more, and the update stays the same.
+and the loss is divided by the target tokens of all: eight devices train as one would, up to rounding. If a device is
+too small for its part, give `--micro_batches`: each part is then split once more, and the update stays the same.
 
-Without GPUs, two processes of one machine start with
+Without GPUs, start two processes on one machine with
 
     accelerate launch --multi_gpu --num_processes 2 examples/4_many_devices.py corpus.tsv --output run --cpu
 """
@@ -19,7 +19,7 @@ from pathlib import Path
 from transformers import set_seed
 
 from vaswani import VaswaniForConditionalGeneration, VaswaniTokenizer, preset, preset_names
-from vaswani.data import load_corpus, tokenize
+from vaswani.data.corpora import load_corpus, tokenize
 from vaswani.training import VaswaniTrainer, VaswaniTrainingArguments
 
 

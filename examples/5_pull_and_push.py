@@ -3,8 +3,8 @@
     hf auth login
     python examples/5_pull_and_push.py somebody/translator corpus.tsv me/my-translator --license cc-by-4.0
 
-Each line of the corpus holds source and target, parted by a tab; the last tenth is held out. The repository gets the
-model, its tokenizer, the paper's search and a card that names the model it was made from and tells how it was trained.
+Each line of the corpus holds source and target, separated by a tab; the last tenth is held out. The repository gets the
+model, its tokenizer, the generation configuration and a card that names the base model and the training.
 """
 
 import argparse
@@ -12,16 +12,16 @@ from pathlib import Path
 
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, set_seed
 
-from vaswani.data import load_corpus, tokenize
+from vaswani.data.corpora import load_corpus, tokenize
+from vaswani.inference.translator import Translator
 from vaswani.training import VaswaniTrainer, VaswaniTrainingArguments
-from vaswani.translation import Translator
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model", help="Hub name of the model to begin with")
     parser.add_argument("corpus", help="a .tsv file, source and target in each line")
-    parser.add_argument("repository", help="Hub name for the result; it is made if there is none")
+    parser.add_argument("repository", help="Hub name for the result; it is created if it does not exist")
     parser.add_argument("--languages", nargs=2, default=["en", "de"], help="codes of source and target")
     parser.add_argument("--license", required=True, help="licence of the result, as the Hub writes it")
     parser.add_argument("--output", type=Path, default=Path("fine-tuned"), help="folder for the run")
@@ -39,7 +39,7 @@ def main() -> None:
     train = corpus.select(range(len(corpus) - held_out))
     valid = corpus.select(range(len(corpus) - held_out, len(corpus)))
 
-    # A small learning rate from the first update on: the model has learned to translate, it shall only adapt.
+    # A small learning rate from the first update on: the model can translate already and should only adapt.
     arguments = VaswaniTrainingArguments(
         str(options.output),
         max_steps=options.updates,
@@ -65,10 +65,10 @@ def main() -> None:
     after = trainer.evaluate()["eval_loss"]
     print(f"Loss per target token on the held-out tenth: {before:.3f} before, {after:.3f} after")
 
-    # Push: what the card shall say that no machine knows stands here; figures come from the run.
+    # Push: these arguments give the card what only the author knows; its figures come from the run.
     trainer.push_to_hub(language=options.languages, license=options.license, finetuned_from=options.model)
 
-    # Everybody who may see the repository can now load it by its name.
+    # Everybody with access to the repository can now load it by its name.
     translator = Translator.from_pretrained(options.repository)
     sources = valid[:3]["source"]
     for source, (best, *_) in zip(sources, translator.translate(sources), strict=True):

@@ -13,7 +13,8 @@ from transformers import TrainerCallback
 
 from tests.numbers_corpus import number_corpus
 from vaswani import VaswaniConfig, VaswaniForConditionalGeneration, VaswaniTokenizer
-from vaswani.data import load_corpus, tokenize
+from vaswani.data.corpora import load_corpus, tokenize
+from vaswani.fast_paths.decoding import BeamDecoder, KernelStepDecoder
 from vaswani.training import VaswaniTrainer, VaswaniTrainingArguments
 
 VOCAB_SIZE = 41
@@ -167,3 +168,18 @@ def without_vaswani(tmp_path_factory: pytest.TempPathFactory) -> str:
         """)
     )
     return str(folder)
+
+
+@pytest.fixture
+def fast_steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Count the steps that the fast decoders take after the start."""
+    steps: list[int] = []
+    for decoder in (BeamDecoder, KernelStepDecoder):
+
+        def counted(self, tokens, parents, advance=decoder.advance):
+            if tokens.shape[1] > 1:
+                steps.append(len(tokens))
+            return advance(self, tokens, parents)
+
+        monkeypatch.setattr(decoder, "advance", counted)
+    return steps

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from vaswani.batching import BatchPlan, PairCollator, TokenBudgetSampler, TokenBudgetStream
+from vaswani.data.batching import BatchPlan, PairCollator, TokenBudgetSampler, TokenBudgetStream
 
 
 def ragged_lengths(pairs: int = 500, seed: int = 0) -> np.ndarray:

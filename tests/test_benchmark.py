@@ -15,18 +15,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from tests.conftest import ragged_batch, tiny_config, tiny_model
 from vaswani import VaswaniTokenizer, paper_generation_config, preset
+from vaswani.beam_search_vaswani import gnmt_penalty
 from vaswani.benchmark import command, measure, report
 from vaswani.benchmark.measure import CellResult, Timing, Worker, measure_cell, peak_memory, ratio
-from vaswani.benchmark.peers import (
-    ENGINES,
-    EndAt,
-    Marian,
-    Vaswani,
-    power_penalty,
-    refuse_what_peers_lack,
-    to_ctranslate2,
-    to_marian,
-)
+from vaswani.benchmark.peers import ENGINES, EndAt, Marian, Vaswani, power_penalty
 from vaswani.benchmark.profiling import KINDS, profile
 from vaswani.benchmark.workload import (
     Cell,
@@ -37,8 +29,10 @@ from vaswani.benchmark.workload import (
     operations,
     tokenized_sentences,
 )
-from vaswani.generation_vaswani import length_penalty
-from vaswani.native_vaswani import kernels
+from vaswani.convert.ctranslate2 import to_ctranslate2
+from vaswani.convert.marian import to_marian
+from vaswani.convert.requirements import refuse_what_peers_lack
+from vaswani.kernels.library import load as kernels
 
 needs_ctranslate2 = pytest.mark.skipif(
     importlib.util.find_spec("ctranslate2") is None, reason="CTranslate2 is not installed: pip install ctranslate2"
@@ -153,7 +147,7 @@ def test_outputs_of_random_weights_tell_engines_apart() -> None:
 
 def test_length_penalties_of_both_forms_grow_equally_at_the_mean_length() -> None:
     job = make_job([[3] * 10, [3] * 20], "free")
-    paper, power = (lambda length: length_penalty(length, 0.6)), (lambda length: length ** power_penalty(job))
+    paper, power = (lambda length: gnmt_penalty(length, 0.6)), (lambda length: length ** power_penalty(job))
     growths = [(form(15.001) / form(14.999) - 1) / 0.002 for form in (paper, power)]
     assert growths[0] == pytest.approx(growths[1], rel=1e-4)
 
@@ -286,7 +280,7 @@ def test_the_table_is_aligned_and_names_who_is_left_out() -> None:
 def test_the_profile_divides_the_whole_time() -> None:
     engine = Vaswani(searching_model(), 1)
     functions = [getattr(kernels(), kind) for kind in list(KINDS)[:-1]]
-    for lengths, idle in (("equal", {"score_words", "rank_scores"}), ("ragged", {"rank_continuations"})):
+    for lengths, idle in (("equal", {"score_tokens", "top_k_rows"}), ("ragged", {"best_continuations"})):
         shares = profile(engine, make_job(random_sentences(4), lengths))
         assert list(shares) == list(KINDS)
         assert sum(shares.values()) == pytest.approx(1)

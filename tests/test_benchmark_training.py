@@ -16,12 +16,12 @@ from tests.conftest import ragged_batch, tiny_config, tiny_model
 from tests.test_benchmark import LocalWorker, parse, spoil
 from vaswani import VaswaniTokenizer
 from vaswani.benchmark import command, measure, report
-from vaswani.benchmark.chart import draw_chart
 from vaswani.benchmark.loops import LOOPS, LoopCell, LoopTime, loop_table, run_loop
 from vaswani.benchmark.measure import CellResult, Timing, measure_training_cell, peak_memory, shared_losses
 from vaswani.benchmark.pairs import Pair, TrainingCell, TrainingJob, make_training_job, tokenized_pairs
 from vaswani.benchmark.training_peers import TRAINERS, TorchTransformer
 from vaswani.benchmark.workload import build_model, training_operations
+from vaswani.plotting.charts import draw_chart
 
 CARRIED = [name for name, engine in TRAINERS.items() if engine.is_comparable and name != "vaswani"]
 

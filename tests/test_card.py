@@ -21,12 +21,12 @@ from transformers import T5Config
 from tests.conftest import recipe, tiny_model
 from tests.numbers_corpus import number_corpus
 from vaswani import VaswaniForConditionalGeneration, VaswaniTokenizer, paper_generation_config, preset
-from vaswani.about import collect_results, read_about
-from vaswani.card import TEMPLATE, card_for_folder, make_card
-from vaswani.checkpoints import average_checkpoints
 from vaswani.cli import main
-from vaswani.recipe import parse_recipe
-from vaswani.results import read_results
+from vaswani.hub.about import collect_results, read_about
+from vaswani.hub.card import TEMPLATE, card_for_folder, make_card
+from vaswani.hub.results import read_results
+from vaswani.training.checkpoints import average_checkpoints
+from vaswani.training.recipe import parse_recipe
 
 ROOT = Path(__file__).parent.parent
 CARDS = sorted(path.parent for path in (ROOT / "model_cards").glob("*/README.md"))
@@ -490,7 +490,7 @@ def test_other_recipes_are_described_as_they_are(pairs: Dataset, tmp_path) -> No
 
 def test_the_template_is_installed_with_the_package() -> None:
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    assert TEMPLATE.name in settings["tool"]["setuptools"]["package-data"]["vaswani"]
+    assert TEMPLATE.name in settings["tool"]["setuptools"]["package-data"]["vaswani.hub"]
 
 
 # --- mistakes in an about file

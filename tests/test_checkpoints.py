@@ -19,8 +19,8 @@ from transformers.trainer_utils import get_last_checkpoint
 
 from tests.conftest import recipe, tiny_model
 from vaswani import VaswaniTokenizer, paper_generation_config
-from vaswani.checkpoints import average_checkpoints, complete_checkpoints
-from vaswani.results import read_results
+from vaswani.hub.results import read_results
+from vaswani.training.checkpoints import average_checkpoints, complete_checkpoints
 
 
 def make_checkpoints(folder: Path, tokenizer: VaswaniTokenizer, count: int = 3) -> list[Path]:
@@ -223,7 +223,7 @@ TRAIN = """
     import sys
     from datasets import load_from_disk
     from transformers import AutoModelForSeq2SeqLM, TrainerCallback
-    from vaswani.checkpoints import complete_checkpoints
+    from vaswani.training.checkpoints import complete_checkpoints
     from vaswani.training import VaswaniTrainer, VaswaniTrainingArguments
 
     class Tell(TrainerCallback):

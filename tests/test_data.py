@@ -9,7 +9,7 @@ from datasets import Dataset, DatasetDict, IterableDataset
 
 from tests.numbers_corpus import number_corpus
 from vaswani import VaswaniTokenizer
-from vaswani.data import clean, load_corpus, tokenize
+from vaswani.data.corpora import clean, load_corpus, tokenize
 
 PAIRS = number_corpus(50, seed=2)
 EXPECTED = [{"source": pair["en"], "target": pair["de"]} for pair in PAIRS]

@@ -10,7 +10,7 @@ from transformers import AutoModelForSeq2SeqLM
 
 from vaswani import demo
 from vaswani.cli import main
-from vaswani.grammar import TIMES, Grammar, NounPhrase
+from vaswani.data.grammar import TIMES, Grammar, NounPhrase
 
 PAIRS = Grammar().corpus(3000)
 

@@ -153,7 +153,7 @@ TRAIN = """
     from torch.distributed.tensor import DTensor
     from transformers import AutoModelForSeq2SeqLM, TrainerCallback
     from transformers.distributed import DistributedConfig
-    from vaswani.recipe import _Interruption
+    from vaswani.training.recipe import _Interruption
     from vaswani.training import VaswaniTrainer, VaswaniTrainingArguments
 
     folder, options = sys.argv[1], json.loads(sys.argv[2])

@@ -18,7 +18,7 @@ from transformers import EvalPrediction
 from tests.conftest import recipe, tiny_model
 from tests.numbers_corpus import number_corpus
 from vaswani import VaswaniTokenizer
-from vaswani.evaluation import evaluate_translations, metric_folder, metrics_for
+from vaswani.inference.evaluation import evaluate_translations, metric_folder, metrics_for
 
 REFERENCES = [
     'Er sagte: "Das Open-Source-Programm ist gut."',
@@ -280,4 +280,4 @@ print(json.dumps([results, several]))
 @pytest.mark.process
 def test_importing_the_stage_imports_no_scorer(tmp_path) -> None:
     names = "{'sacrebleu', 'sacremoses', 'evaluate'}"
-    assert run(f"import sys, vaswani.evaluation; print({names} & set(sys.modules))", tmp_path) == "set()\n"
+    assert run(f"import sys, vaswani.inference.evaluation; print({names} & set(sys.modules))", tmp_path) == "set()\n"

@@ -72,10 +72,10 @@ def test_wmt14_on_a_sample(size: str, corpus: Path, tmp_path) -> None:
 
 
 @pytest.mark.process
-def test_fine_tuning_with_new_words(saved_folder: str, corpus: Path, tmp_path) -> None:
+def test_fine_tuning_with_new_tokens(saved_folder: str, corpus: Path, tmp_path) -> None:
     lines = (corpus / "train.tsv").read_text().splitlines()
     (tmp_path / "formal.tsv").write_text("".join(f"<formal> {line}\n" for line in lines))
-    words = ["--new_words", "<formal>", "--epochs", 2, "--learning_rate", 0.005, "--output", tmp_path / "run"]
+    words = ["--new_tokens", "<formal>", "--epochs", 2, "--learning_rate", 0.005, "--output", tmp_path / "run"]
     printed = run(EXAMPLES / "3_fine_tune.py", saved_folder, tmp_path / "formal.tsv", *words, folder=tmp_path)
     before, after = (float(word) for word in printed.split() if word.replace(".", "").isdigit())
     assert after < before

@@ -1,11 +1,6 @@
 """The paper's beam search behind `generate()`, against the definition, exhaustive search and transformers."""
 
-import copy
 import inspect
-import pickle
-import platform
-import sys
-import warnings
 from typing import Any
 
 import pytest
@@ -29,31 +24,22 @@ from transformers.generation.streamers import BaseStreamer
 from transformers.generation.utils import GENERATION_MODES_MAPPING, GenerationMode
 
 from tests.conftest import SHAPES, tiny_model
-from tests.search import Translation, beam_search, exhaustive_search, next_words_of
+from tests.search import beam_search, exhaustive_search, next_words_of
+from tests.translations import (
+    PATHS,
+    WORDS,
+    EndAt,
+    assert_same_translations,
+    lively_model,
+    padded,
+    search,
+    sources,
+    take,
+)
 from vaswani import VaswaniForConditionalGeneration, paper_generation_config
-from vaswani.decoding_vaswani import BeamDecoder
-from vaswani.native_vaswani import NativeDecoder, kernels
+from vaswani.fast_paths_vaswani import explain
 
-WORDS = 12
-PATHS = ("kernels", "torch", "plain")
 SEEDS = (0, 1, 3)
-
-
-def lively_model(seed: int = 0, vocab_size: int = WORDS, **changes: object) -> VaswaniForConditionalGeneration:
-    """Build a random model with the paper's search, sure enough of its words for hypotheses of all lengths."""
-    model = tiny_model(seed, vocab_size=vocab_size, **changes).double()
-    with torch.no_grad():
-        model.lm_head.weight.mul_(1.5)
-    model.generation_config = paper_generation_config(model.config)
-    return model
-
-
-def take(model: VaswaniForConditionalGeneration, path: str) -> None:
-    """Let a model search through the kernels, through torch on its weights, or through `forward` of every module."""
-    if path == "kernels" and kernels() is None:
-        pytest.skip("the kernels were not built")
-    model.to(torch.float32 if path == "kernels" else torch.float64)  # kernels have single precision only
-    model.set_fast_paths(path != "plain")
 
 
 @pytest.fixture(scope="module")
@@ -71,38 +57,6 @@ def trained_model() -> VaswaniForConditionalGeneration:
         optimizer.zero_grad()
     model.generation_config = paper_generation_config(model.config)
     return model.eval().double()
-
-
-def sources(seed: int = 0, count: int = 6) -> list[list[int]]:
-    generator = torch.Generator().manual_seed(seed)
-    lengths = torch.randint(1, 9, (count,), generator=generator).tolist()
-    return [[*torch.randint(3, WORDS, (length,), generator=generator).tolist(), 1] for length in lengths]
-
-
-def padded(rows: list[list[int]], side: str = "right") -> dict[str, torch.Tensor]:
-    width = max(map(len, rows))
-    filled = [(row + [0] * (width - len(row)), [1] * len(row) + [0] * (width - len(row))) for row in rows]
-    if side == "left":
-        filled = [([0] * (width - len(row)) + row, [0] * (width - len(row)) + [1] * len(row)) for row in rows]
-    words, masks = zip(*filled, strict=True)
-    return {"input_ids": torch.tensor(words), "attention_mask": torch.tensor(masks)}
-
-
-def search(model, rows: list[list[int]], side: str = "right", **options: object) -> list[list[Translation]]:
-    """Translate through `generate()`, and return words and scores of each sentence."""
-    output = model.generate(**padded(rows, side), return_dict_in_generate=True, **options)
-    words = output.sequences[:, 1:].tolist()
-    translations = [
-        Translation(tuple(row[: row.index(1) + 1] if 1 in row else [w for w in row if w != 0]), 0.0, score)
-        for row, score in zip(words, output.sequences_scores.tolist(), strict=True)
-    ]
-    wanted = len(words) // len(rows)
-    return [translations[i : i + wanted] for i in range(0, len(translations), wanted)]
-
-
-def assert_same_translations(found: list[Translation], expected: list[Translation]) -> None:
-    assert [t.words for t in found] == [t.words for t in expected]
-    assert [t.score for t in found] == pytest.approx([t.score for t in expected], rel=1e-5)
 
 
 # --- the search, against its definition
@@ -195,7 +149,8 @@ def test_learned_positions_limit_the_output() -> None:
 def test_start_and_padding_are_never_produced(start: int) -> None:
     model = lively_model(decoder_start_token_id=start)
     with torch.no_grad():  # make them the likeliest words by far
-        states = model.get_decoder_states(**padded(sources()), decoder_input_ids=torch.full((6, 1), start))
+        inputs = {**padded(sources()), "decoder_input_ids": torch.full((6, 1), start)}
+        states = model.model(**inputs).last_hidden_state
         model.lm_head.weight[[0, 2]] = 40 * states.mean(dim=(0, 1))
     for path in PATHS:
         take(model, path)
@@ -260,7 +215,7 @@ def test_force_decoding_adds_up_the_words_of_the_formula(trained_model) -> None:
         assert scores.token_log_probs[0][torch.tensor(labels) != -100].tolist() == pytest.approx(expected, rel=1e-5)
         assert scores.log_probs.item() == pytest.approx(sum(expected), rel=1e-5)
         assert scores.sequences_scores.item() == pytest.approx(sum(expected) / (9 / 6) ** 0.6, rel=1e-5)
-        plain = trained_model.score(torch.tensor([labels]), torch.tensor([source]), alpha=0.0)
+        plain = trained_model.score(torch.tensor([labels]), torch.tensor([source]), length_penalty=0.0)
         assert plain.sequences_scores.item() == pytest.approx(sum(expected), rel=1e-5)
 
 
@@ -429,25 +384,12 @@ def test_a_processor_sees_the_rows_of_transformers(path: str) -> None:
     assert_close(ours.seen[1][0], theirs.seen[1][0])
 
 
-class _EndAt(LogitsProcessor):
-    """Force each sentence to end at a length of its own, found by its place in the batch."""
-
-    def __init__(self, lengths: list[int], beams: int = 4) -> None:
-        self.lengths = torch.tensor(lengths).repeat_interleave(beams)
-
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        ends_now = self.lengths == input_ids.shape[1]
-        scores[~ends_now, 1] = float("-inf")
-        scores[ends_now, 2:] = float("-inf")
-        return scores
-
-
 @pytest.mark.parametrize("path", PATHS)
 def test_a_processor_may_force_lengths_by_the_place_in_the_batch(path: str) -> None:
     model = lively_model(3)
     take(model, path)
     lengths = [4, 9, 2, 7, 3, 12]
-    found = search(model, sources(3), logits_processor=[_EndAt(lengths)], max_new_tokens=20)
+    found = search(model, sources(3), logits_processor=[EndAt(lengths)], max_new_tokens=20)
     assert [len(best.words) for (best,) in found] == lengths
     assert all(best.words[-1] == 1 for (best,) in found)
 
@@ -517,7 +459,7 @@ def test_attentions_and_states_are_returned_on_request() -> None:
     assert len(output.decoder_attentions) == len(output.cross_attentions) == len(output.decoder_hidden_states) == 5
     assert len(output.encoder_attentions) == 2
     assert output.cross_attentions[3][0].shape[:2] == (24, 2)
-    assert model.may_take_fast_paths()  # the idle hooks of transformers are no obstacle afterwards
+    assert explain(model)["decoding step"].startswith("torch")  # transformers' idle hooks do not matter
 
 
 def test_a_search_without_cache_or_with_another_one_finds_the_same() -> None:
@@ -667,234 +609,3 @@ def test_special_tokens_are_still_where_the_search_reads_them() -> None:
     model.generate(torch.tensor([[5, 1]]), custom_generate=keep)
     tensors = [getattr(seen[0], f"_{name}_token_tensor", None) for name in ("pad", "eos", "decoder_start")]
     assert [t is not None and t.flatten().tolist() for t in tensors] == [[0], [1], [2]], MOVED.format("special tokens")
-
-
-# --- where the fast path is taken
-
-
-@pytest.mark.skipif(platform.machine() != "x86_64" or sys.platform != "linux", reason="there are no kernels for it")
-def test_the_kernels_were_built() -> None:
-    assert kernels() is not None, "install the package in place, where there is a C compiler: pip install -e ."
-
-
-def test_kernels_that_cannot_be_loaded_are_done_without(monkeypatch: pytest.MonkeyPatch, caplog) -> None:
-    def load(path: str) -> None:
-        raise OSError("libgomp.so.1: cannot open shared object file")
-
-    monkeypatch.setattr("vaswani.native_vaswani.ctypes.CDLL", load)
-    assert kernels.__wrapped__() is None
-    assert "cannot be loaded, which makes everything slower: libgomp.so.1" in caplog.text
-
-
-@pytest.fixture
-def fast_steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Count the steps that the fast decoders take after the start."""
-    steps: list[int] = []
-    for decoder in (BeamDecoder, NativeDecoder):
-
-        def counted(self, words, parents, advance=decoder.advance):
-            if words.shape[1] > 1:
-                steps.append(len(words))
-            return advance(self, words, parents)
-
-        monkeypatch.setattr(decoder, "advance", counted)
-    return steps
-
-
-@pytest.mark.parametrize("path", ["kernels", "torch"])
-def test_finished_sentences_leave_the_batch(path: str, fast_steps: list[int]) -> None:
-    lengths = [4, 9, 2, 7, 3, 12]
-    model = lively_model(3)
-    take(model, path)
-    search(model, sources(3), logits_processor=[_EndAt(lengths)], max_new_tokens=20)
-    assert fast_steps == [sum(length > step for length in lengths) for step in range(1, 12)]
-
-
-def test_a_cache_of_transformers_is_made_only_for_whoever_reads_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[Any] = []
-
-    class Counted(DynamicCache):
-        def __init__(self, *args, **kwargs) -> None:
-            made.append(self)
-            super().__init__(*args, **kwargs)
-
-    monkeypatch.setattr("transformers.generation.utils.DynamicCache", Counted)
-    model = lively_model(3)
-    model.generate(**padded(sources(3)))
-    model.generate(**padded(sources(3)), num_beams=1)
-    assert made == []
-    for options in ({"length_penalty_form": "power"}, {"num_beams": 1, "do_sample": True}):
-        model.generate(**padded(sources(3)), **options)
-        assert made
-        made.clear()
-
-
-@pytest.mark.parametrize("path", ["kernels", "torch"])
-def test_hooks_adapters_and_other_layers_are_never_skipped(path: str, fast_steps: list[int]) -> None:
-    from peft import LoraConfig, get_peft_model
-
-    calls: list[str] = []
-
-    def hooked(model):
-        model.model.decoder.layers[0].self_attn.q_proj.register_forward_hook(lambda *_: calls.append("hook"))
-        return model
-
-    def adapted(model):
-        adapter = LoraConfig(target_modules=["q_proj", "fc1"], init_lora_weights=False)
-        return get_peft_model(model.float(), adapter).eval()
-
-    def replaced(model):
-        layer = model.model.decoder.layers[0].feed_forward
-
-        class Doubled(torch.nn.Linear):
-            def forward(self, inputs):
-                return 2 * super().forward(inputs)
-
-        doubled = Doubled(layer.fc1.in_features, layer.fc1.out_features).to(layer.fc1.weight)
-        doubled.load_state_dict(layer.fc1.state_dict())
-        layer.fc1 = doubled
-        return model
-
-    def quantised(model):
-        class Rounded(torch.nn.Module):  # without any parameter, as quantised layers are
-            def __init__(self, layer):
-                super().__init__()
-                self.register_buffer("weight", layer.weight.detach().mul(8).round().div(8))
-                self.bias = layer.bias
-
-            def forward(self, inputs):
-                return torch.nn.functional.linear(inputs, self.weight, self.bias)
-
-        attention = model.model.decoder.layers[1].encoder_attn
-        attention.q_proj = Rounded(attention.q_proj)
-        return model
-
-    def in_half_precision(model):
-        return model.bfloat16()
-
-    def model_of_path():
-        model = lively_model(3)
-        take(model, path)
-        return model
-
-    for change in (hooked, adapted, replaced, quantised, in_half_precision):
-        model = change(model_of_path())
-        output = model.generate(**padded(sources(3)), return_dict_in_generate=True, max_new_tokens=6)
-        assert fast_steps == [], change.__name__
-        assert torch.isfinite(output.sequences_scores).all()
-    assert calls
-
-    model = model_of_path().train()
-    model.generate(**padded(sources(3)), max_new_tokens=3)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        lively_model(3).float().generate(**padded(sources(3)), max_new_tokens=3)
-    assert fast_steps == []
-    model_of_path().generate(**padded(sources(3)), max_new_tokens=3)
-    assert fast_steps != []
-
-
-@pytest.mark.parametrize("path", ["kernels", "torch"])
-@pytest.mark.parametrize("changed", ["everything", "one number"])
-def test_weights_may_change_between_two_calls(changed: str, path: str) -> None:
-    model, other = lively_model(3), lively_model(3 if changed == "one number" else 4)
-    take(model, path)
-    take(other, path)
-    search(model, sources(3))
-    with torch.no_grad():
-        if changed == "one number":
-            other.lm_head.weight[5, 3] += 9
-        for ours, theirs in zip(model.parameters(), other.parameters(), strict=True):
-            ours.data.copy_(theirs.data)  # unseen by torch's version counter
-    assert search(model, sources(3)) == search(other, sources(3))
-
-
-def test_what_a_search_keeps_is_neither_copied_nor_saved() -> None:
-    model = lively_model(3).float()
-    names = set(model.state_dict())
-    expected = search(model, sources(3))
-    for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        assert None not in (model.model.encoder.packed, model.model.decoder.packed)
-        assert twin.model.encoder.packed is twin.model.decoder.packed is None
-        assert search(twin, sources(3)) == expected
-    assert set(model.state_dict()) == names
-
-
-@pytest.mark.parametrize("activation", ["relu", "gelu", "silu"])
-def test_another_activation_is_no_obstacle(activation: str, fast_steps: list[int]) -> None:
-    model = lively_model(3, activation_function=activation)
-    found = search(model, sources(3), max_new_tokens=6)
-    assert fast_steps
-    model.set_fast_paths(False)
-    for ours, plain in zip(found, search(model, sources(3), max_new_tokens=6), strict=True):
-        assert_same_translations(ours, plain)
-
-
-@pytest.mark.parametrize("path", ["kernels", "torch"])
-@pytest.mark.parametrize("options", SHAPES.values(), ids=SHAPES.keys())
-def test_the_encoder_on_real_words_agrees_with_the_padded_one(options: dict[str, object], path: str) -> None:
-    model = lively_model(**options)
-    take(model, path)
-    for side in ("right", "left"):
-        batch = padded(sources(), side)
-        real = batch["attention_mask"].bool()
-        with torch.no_grad():
-            skipped = model.get_encoder()(**batch).last_hidden_state
-            assert not skipped[~real].any()  # nothing was computed there
-            model.set_fast_paths(False)
-            assert_close(skipped[real], model.get_encoder()(**batch).last_hidden_state[real])
-        model.set_fast_paths(True)
-
-
-@pytest.mark.parametrize("path", ["kernels", "torch"])
-def test_states_of_another_precision_are_left_to_torch(path: str) -> None:
-    model, batch = lively_model(), padded(sources())
-    take(model, path)
-    other = torch.float64 if path == "kernels" else torch.float32
-    with torch.no_grad():
-        embedded = model.get_input_embeddings()(batch["input_ids"]).to(other)
-        encoded = model.get_encoder()(**batch)
-        with pytest.raises(RuntimeError, match="dtype"):
-            model.get_encoder()(inputs_embeds=embedded, attention_mask=batch["attention_mask"])
-        encoded.last_hidden_state = encoded.last_hidden_state.to(other)
-        with pytest.raises(RuntimeError, match="dtype"):
-            model.generate(encoder_outputs=encoded, attention_mask=batch["attention_mask"])
-
-
-@pytest.mark.parametrize("path", PATHS)
-def test_a_traced_encoder_computes(path: str) -> None:
-    model, batch = lively_model(), padded(sources())
-    take(model, path)
-
-    class Encoder(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.encoder = model.get_encoder()
-
-        def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
-            return self.encoder(input_ids, attention_mask=attention_mask).last_hidden_state
-
-    with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch about tracing
-        traced = torch.jit.trace(Encoder(), tuple(batch.values()), check_trace=False)
-        other = {**batch, "input_ids": batch["input_ids"].flip(0)}
-        real = batch["attention_mask"].bool()
-        assert_close(traced(**other)[real], Encoder()(**other)[real])
-
-
-@pytest.mark.parametrize("path", PATHS)
-def test_an_empty_batch_is_encoded(path: str) -> None:
-    model = lively_model()
-    take(model, path)
-    nothing = torch.zeros(0, 5, dtype=torch.long)
-    with torch.no_grad():
-        assert model.get_encoder()(nothing, attention_mask=nothing).last_hidden_state.shape == (0, 5, 16)
-
-
-@pytest.mark.parametrize("path", PATHS)
-def test_broken_weights_are_never_hidden(path: str) -> None:
-    model = lively_model()
-    take(model, path)
-    with torch.no_grad():
-        model.model.encoder.layers[0].feed_forward.fc1.weight.fill_(float("nan"))
-        states = model.get_encoder()(**padded(sources())).last_hidden_state
-    assert states[padded(sources())["attention_mask"].bool()].isnan().all()

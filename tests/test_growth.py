@@ -13,7 +13,6 @@ from vaswani.benchmark.growth import (
     LEAST_MEMORY,
     Series,
     _job,
-    draw_growth,
     exponent,
     formula,
     growth_as_json,
@@ -23,6 +22,7 @@ from vaswani.benchmark.growth import (
 from vaswani.benchmark.startup import STAGES
 from vaswani.benchmark.workload import config_of
 from vaswani.cli import main
+from vaswani.plotting.charts import draw_growth
 
 VALUES = [16, 32, 64, 128]
 
@@ -59,7 +59,7 @@ def test_the_table_states_the_powers_and_where_memory_is_too_little_to_tell() ->
 
 
 def test_the_picture_is_drawn_even_without_memory(tmp_path: Path) -> None:
-    draw_growth([series(1), series(2, memory=0)], tmp_path / "growth.png")
+    draw_growth(growth_as_json([series(1), series(2, memory=0)]), tmp_path / "growth.png", LEAST_MEMORY)
     assert (tmp_path / "growth.png").read_bytes().startswith(b"\x89PNG")
 
 

@@ -203,7 +203,7 @@ def test_push_from_python_and_pull_by_name_revision_and_from_the_cache(
         from pathlib import Path
         from huggingface_hub import HfApi
         from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
-        from vaswani.card import card_for_folder
+        from vaswani.hub.card import card_for_folder
         folder, name = sys.argv[1:]
         model = AutoModelForSeq2SeqLM.from_pretrained(folder)
         model.push_to_hub(name, private=True)
@@ -567,7 +567,7 @@ def test_pickles_are_not_opened(hub: Hub, pushed: str, user: Machine, trained_fo
     files = {path: stored for path, stored in hub.files(pushed).items() if path != "model.safetensors"}
     hub.repositories[pushed].commit("main", "Take the weights away", files)
     said = refusal(user.command("translate", "three", "--model", pushed))
-    assert f"{pushed} has no model.safetensors, and weights are loaded from no other format." in said
+    assert f"{pushed} has no model.safetensors, and weights are not loaded from other formats." in said
     wanted = user.run(LOAD, pushed, json.dumps({"use_safetensors": False}))
     assert "ValueError: use_safetensors=False" in wanted.stderr
     assert not trace.exists()
@@ -586,13 +586,13 @@ def test_pickles_that_an_index_or_an_adapter_names_are_not_opened(
     adapter = {"peft_type": "LORA", "r": 2, "target_modules": ["q_proj"], "base_model_name_or_path": pushed}
     hub.plant(pushed, "adapter_config.json", json.dumps(adapter).encode())
     hub.plant(pushed, "adapter_model.bin", pickled)
-    assert "weights are loaded from no other format" in refusal(user.command("translate", "three", "--model", pushed))
+    assert "weights are not loaded from other formats" in refusal(user.command("translate", "three", "--model", pushed))
     del files["model.safetensors"]
     hub.repositories[pushed].commit("main", "Take the weights away", files)
     index = {"metadata": {}, "weight_map": dict.fromkeys(load_file(weights), "weights.bin")}
     hub.plant(pushed, "model.safetensors.index.json", json.dumps(index).encode())
     hub.plant(pushed, "weights.bin", pickled)
-    assert "weights are loaded from no other format" in refusal(user.command("translate", "three", "--model", pushed))
+    assert "weights are not loaded from other formats" in refusal(user.command("translate", "three", "--model", pushed))
     hub.plant(pushed, "config.json", json.dumps({"model_type": "marian"}).encode())
     hub.plant(pushed, "pytorch_model.bin", pickled)
     assert "it is a model of type 'marian'" in refusal(user.command("translate", "three", "--model", pushed))

@@ -18,11 +18,13 @@ from torchao.quantization import (
 from transformers import AutoModelForSeq2SeqLM, TorchAoConfig
 
 from tests.conftest import ragged_batch, tiny_model
-from vaswani import native_vaswani, paper_generation_config
+from vaswani import paper_generation_config
 from vaswani.cli import main
-from vaswani.decoding_vaswani import is_int8
-from vaswani.native_vaswani import fits_kernels, kernels
-from vaswani.translation import Translator
+from vaswani.fast_paths import decoding
+from vaswani.fast_paths_vaswani import explain, is_quantised
+from vaswani.inference.translator import Translator
+from vaswani.kernels.library import load as kernels
+from vaswani.kernels.weights import PackedWeights
 
 INT8 = TorchAoConfig(Int8DynamicActivationInt8WeightConfig())
 needs_kernels = pytest.mark.skipif(kernels() is None, reason="the kernels were not built")
@@ -41,13 +43,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Count the steps of the decoder that the kernels take."""
     taken: list[int] = []
-    advance = native_vaswani.NativeDecoder.advance
+    advance = decoding.KernelStepDecoder.advance
 
     def counted(self, words, parents):
         taken.append(len(words))
         return advance(self, words, parents)
 
-    monkeypatch.setattr(native_vaswani.NativeDecoder, "advance", counted)
+    monkeypatch.setattr(decoding.KernelStepDecoder, "advance", counted)
     return taken
 
 
@@ -58,8 +60,8 @@ def source() -> dict[str, torch.Tensor]:
 @needs_kernels
 def test_the_kernels_lose_no_more_than_torchao(folder: Path, steps: list[int]) -> None:
     model = AutoModelForSeq2SeqLM.from_pretrained(folder, quantization_config=INT8)
-    assert is_int8(model.model.decoder.layers[0].self_attn.q_proj.weight)
-    assert fits_kernels(model.model.encoder)
+    assert is_quantised(model.model.decoder.layers[0].self_attn.q_proj.weight)
+    assert explain(model)["encoding"] == explain(model)["decoding step"] == "kernels"
     options = {"return_dict_in_generate": True, "output_scores": True, "max_new_tokens": 5, "min_new_tokens": 5}
     with torch.no_grad():
         encoded = model.get_encoder()(**source()).last_hidden_state
@@ -116,7 +118,7 @@ def test_a_rounded_model_is_saved_and_loaded(folder: Path, tmp_path: Path, steps
 )
 def test_weights_that_are_rounded_otherwise_are_left_to_torchao(folder: Path, steps: list[int], rounding: Any) -> None:
     model = AutoModelForSeq2SeqLM.from_pretrained(folder, quantization_config=TorchAoConfig(rounding))
-    assert not is_int8(model.model.decoder.layers[0].self_attn.q_proj.weight)
+    assert not is_quantised(model.model.decoder.layers[0].self_attn.q_proj.weight)
     output = model.generate(**source(), return_dict_in_generate=True)
     assert steps == []
     single = AutoModelForSeq2SeqLM.from_pretrained(folder).generate(**source(), return_dict_in_generate=True)
@@ -129,7 +131,7 @@ def test_rounding_the_matrix_of_words_alone_is_left_to_torchao(steps: list[int])
     expected = model.generate(**source(), return_dict_in_generate=True, max_new_tokens=5)
     steps.clear()
     quantize_(model, INT8.quant_type, filter_fn=lambda module, name: name == "lm_head")
-    assert is_int8(model.lm_head.weight)
+    assert is_quantised(model.lm_head.weight)
     found = model.generate(**source(), return_dict_in_generate=True, max_new_tokens=5)
     assert steps == []
     assert_close(found.sequences_scores, expected.sequences_scores, rtol=0.1, atol=0.1)
@@ -143,16 +145,16 @@ def test_without_torchao_eight_bits_are_a_clear_error(folder: Path, monkeypatch:
 
 @needs_kernels
 def test_the_command_rounds_on_request(saved_folder: str, steps: list[int], capsys: pytest.CaptureFixture[str]) -> None:
-    rounded = set()
-    begin = native_vaswani.PackedStack.__init__
+    quantised = set()
+    build = PackedWeights._build
 
-    def watched(self, stack, output) -> None:
-        begin(self, stack, output)
-        rounded.add(self._is_int8)
+    def watched(self, source, state) -> None:
+        build(self, source, state)
+        quantised.add(self.structure.output.quantised is not None if source.output is not None else True)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(native_vaswani.PackedStack, "__init__", watched)
+        patch.setattr(PackedWeights, "_build", watched)
         main(["translate", "one two three", "--model", saved_folder, "--int8"])
     assert steps
-    assert rounded == {True}
+    assert quantised == {True}
     assert capsys.readouterr().out.count("\n") == 1

@@ -14,12 +14,12 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 from transformers.utils import logging
 
 from tests.numbers_corpus import number_corpus
-from vaswani.card import card_for_folder
-from vaswani.checkpoints import complete_checkpoints
 from vaswani.cli import main
+from vaswani.hub.card import card_for_folder
+from vaswani.hub.results import read_results
 from vaswani.presets import preset
-from vaswani.recipe import parse_recipe, recipe_names, run_recipe
-from vaswani.results import read_results
+from vaswani.training.checkpoints import complete_checkpoints
+from vaswani.training.recipe import parse_recipe, recipe_names, run_recipe
 
 MODEL = {"d_model": 16, "d_ff": 32, "encoder_layers": 1, "decoder_layers": 1, "num_attention_heads": 2}
 

@@ -15,9 +15,9 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 import vaswani
 from vaswani.benchmark.command import add_arguments
 from vaswani.cli import main
-from vaswani.results import read_results
-from vaswani.shipped import DEFAULT_MODEL, folder_or_name, model_folder, model_names
-from vaswani.translation import Translator
+from vaswani.hub.results import read_results
+from vaswani.hub.shipped import DEFAULT_MODEL, folder_or_name, model_folder, model_names
+from vaswani.inference.translator import Translator
 
 CARDS = Path(__file__).parent.parent / "model_cards"
 FOLDER = Path(model_folder())

@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerFast
 
 from tests.numbers_corpus import number_corpus
 from vaswani import VaswaniTokenizer
-from vaswani.spellings import Speller, respell
+from vaswani.data.bpe_dropout import Speller, respell
 
 # Learned here and not by a fixture, for hypothesis calls a test many times.
 TOKENIZER = VaswaniTokenizer.learn(number_corpus(300), vocab_size=400, show_progress=False)

@@ -47,8 +47,8 @@ def test_importing_vaswani_loads_no_heavy_package(also: str) -> None:
     [
         ["import vaswani", AUTO],
         [AUTO, "import vaswani"],
-        ["import vaswani.pipeline", AUTO],
-        ["from transformers import pipeline", "import vaswani.pipeline", AUTO],
+        ["import vaswani.inference.pipeline", AUTO],
+        ["from transformers import pipeline", "import vaswani.inference.pipeline", AUTO],
         ["from vaswani import *", AUTO],
     ],
     ids=["first", "last", "pipeline first", "pipeline last", "all names"],
@@ -76,7 +76,7 @@ def test_names_that_are_loaded_when_used_are_listed_and_others_are_refused() -> 
     import vaswani
 
     assert set(vaswani.__all__) <= set(dir(vaswani))
-    assert vaswani.translation.Translator.__name__ == "Translator"
+    assert vaswani.inference.translator.Translator.__name__ == "Translator"
     with pytest.raises(AttributeError, match=r"module 'vaswani' has no attribute 'nonsense'"):
         vaswani.nonsense  # noqa: B018
 

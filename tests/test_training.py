@@ -18,15 +18,10 @@ from transformers import DataCollatorForSeq2Seq, EarlyStoppingCallback, Seq2SeqT
 from tests.conftest import Recorder, recipe, tiny_model
 from tests.numbers_corpus import number_corpus
 from vaswani import VaswaniForConditionalGeneration, VaswaniTokenizer
-from vaswani.batching import PairCollator, TokenBudgetSampler
-from vaswani.checkpoints import complete_checkpoints
-from vaswani.training import (
-    VaswaniTrainer,
-    VaswaniTrainingArguments,
-    inverse_sqrt_factor,
-    is_patience_over,
-    lengths_of,
-)
+from vaswani.data.batching import PairCollator, TokenBudgetSampler
+from vaswani.training import VaswaniTrainer, VaswaniTrainingArguments
+from vaswani.training.checkpoints import complete_checkpoints
+from vaswani.training.trainer import inverse_sqrt_factor, is_patience_over, lengths_of
 
 
 def trainer_for(

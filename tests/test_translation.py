@@ -19,11 +19,12 @@ from transformers.utils import logging
 
 from tests.conftest import tiny_model
 from tests.numbers_corpus import in_english, number_corpus
-from vaswani import VaswaniForConditionalGeneration, VaswaniTokenizer, paper_generation_config, translation
-from vaswani.batching import PairCollator
+from vaswani import VaswaniForConditionalGeneration, VaswaniTokenizer, paper_generation_config
 from vaswani.cli import main
-from vaswani.evaluation import evaluate_translations
-from vaswani.translation import Translation, Translator, search_config
+from vaswani.data.batching import PairCollator
+from vaswani.inference import translator as translation
+from vaswani.inference.evaluation import evaluate_translations
+from vaswani.inference.translator import Translation, Translator, search_config
 
 SENTENCES = [pair["en"] for pair in number_corpus(30, seed=2)]
 PROGRAM = [sys.executable, "-c", "import sys; from vaswani.cli import main; main(sys.argv[1:])"]
@@ -201,7 +202,7 @@ def test_a_folder_with_a_limit_is_obeyed_and_options_win(folders: list[str], tmp
     words = translator.tokenizer(best.text, add_special_tokens=False)["input_ids"]
     assert len(words) <= 3
     inputs = translator.tokenizer(SENTENCES[0], return_tensors="pt")
-    expected = model.score(torch.tensor([words]), **inputs, alpha=1.0).sequences_scores.item()
+    expected = model.score(torch.tensor([words]), **inputs, length_penalty=1.0).sequences_scores.item()
     assert best.score == pytest.approx(expected, abs=1e-4)
     longer = Translator.from_pretrained(tmp_path, max_new_tokens=60, num_beams=3)
     assert longer.generation_config.num_beams == 3
@@ -616,7 +617,7 @@ def test_ctrl_c_keeps_what_is_written(job: list[str], tmp_path, capsys, monkeypa
     assert (tmp_path / "output").read_bytes() == whole
 
 
-SMALL_WINDOWS = "from vaswani import translation; translation.windows_of.__defaults__ = (4,); "
+SMALL_WINDOWS = "from vaswani.inference import translator; translator.windows_of.__defaults__ = (4,); "
 
 
 @pytest.mark.process

@@ -13,9 +13,9 @@ from .configuration_vaswani import VaswaniConfig
 
 if TYPE_CHECKING:
     from .generation_vaswani import paper_generation_config
+    from .hub.shipped import model_folder, model_names
     from .modeling_vaswani import VaswaniForConditionalGeneration, VaswaniModel, VaswaniPreTrainedModel
     from .presets import preset, preset_names
-    from .shipped import model_folder, model_names
     from .tokenization_vaswani import VaswaniTokenizer
 
 __version__ = "0.1.0"
@@ -25,11 +25,11 @@ __version__ = "0.1.0"
 _NAMES = {
     "generation_vaswani": ["paper_generation_config"],
     "modeling_vaswani": ["VaswaniForConditionalGeneration", "VaswaniModel", "VaswaniPreTrainedModel"],
-    "pipeline": [],
+    "inference.pipeline": [],
     "presets": ["preset", "preset_names"],
-    "shipped": ["model_folder", "model_names"],
+    "hub.shipped": ["model_folder", "model_names"],
     "tokenization_vaswani": ["VaswaniTokenizer"],
-    "translation": [],
+    "inference.translator": [],
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names}
 
@@ -75,7 +75,7 @@ def _register_pipeline(pipelines: Any, ours: Any) -> None:
 AutoConfig.register(VaswaniConfig.model_type, VaswaniConfig, exist_ok=True)
 _register("models.auto.modeling_auto", "modeling_vaswani", _register_models)
 _register("models.auto.tokenization_auto", "tokenization_vaswani", _register_tokenizer)
-_register("pipelines", "pipeline", _register_pipeline)
+_register("pipelines", "inference.pipeline", _register_pipeline)
 
 __all__ = [
     "VaswaniConfig",

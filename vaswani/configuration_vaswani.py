@@ -1,4 +1,4 @@
-"""The configuration: every number of the paper's model, with the base model as default."""
+"""The configuration: every hyperparameter of the paper's model, with the base model as default."""
 
 import difflib
 import os
@@ -7,6 +7,9 @@ from typing import Any, Self
 from huggingface_hub.dataclasses import strict
 from transformers.activations import ACT2FN
 from transformers.configuration_utils import PreTrainedConfig
+
+# The label of a position without a target token, as everywhere in torch and transformers.
+IGNORE_INDEX = -100
 
 POSITION_ENCODINGS = ("sinusoidal", "learned")
 
@@ -44,7 +47,7 @@ FOREIGN_NAMES = (
 
 @strict
 class VaswaniConfig(PreTrainedConfig):
-    """Hold the dimensions and the training constants of one encoder-decoder.
+    """Configuration of the encoder-decoder: its dimensions, dropouts, label smoothing and special tokens.
 
     Parameters
     ----------
@@ -53,7 +56,7 @@ class VaswaniConfig(PreTrainedConfig):
     d_model : int, default=512
         Width of embeddings and of every layer's output.
     d_ff : int, default=2048
-        Inner width of the feed-forward sub-layers.
+        Width of the feed-forward sub-layers between fc1 and fc2.
     d_k : int, default=64
         Width of one head's queries and keys. Free of `d_model`.
     d_v : int, default=64
@@ -71,29 +74,29 @@ class VaswaniConfig(PreTrainedConfig):
     activation_dropout : float | int, default=0.0
         Dropout inside the feed-forward sub-layers. Not in the paper; its authors' code used 0.1.
     label_smoothing : float | int, default=0.1
-        Probability that the training target gives to the `vocab_size - 1` wrong words together.
+        Probability that the training target gives to the `vocab_size - 1` tokens other than the label.
     position_encoding : str, default="sinusoidal"
         "sinusoidal" for the formula, which has no length limit, or "learned" for one table per stack.
     max_position_embeddings : int, default=1024
         Rows of a learned table, hence the longest sequence it can encode. No limit for sinusoids.
     activation_function : str, default="relu"
-        Non-linearity of the feed-forward sub-layers, by its name in transformers.
+        Activation of the feed-forward sub-layers, by its name in transformers.
     attention_bias : bool, default=False
         Whether the four projections of an attention sub-layer have biases.
     layer_norm_eps : float | int, default=1e-6
         Added to the variance inside layer normalisation.
     pad_token_id : int, default=0
-        Fills sentences up to the length of their batch.
+        Token that pads sequences to the length of their batch.
     eos_token_id : int | list[int] | None, default=1
-        Ends a sentence.
+        Token that ends a sequence.
     bos_token_id : int | None, default=2
-        Begins a sentence, on the decoder's side only.
+        Token that begins a sequence, on the decoder's side only.
     decoder_start_token_id : int, default=2
         The decoder's first input.
     tie_word_embeddings : bool, default=True
         Whether source embedding, target embedding and output projection are one matrix.
     use_cache : bool, default=True
-        Whether the decoder returns keys and values for the next step when it is not asked.
+        Whether the decoder returns its key-value cache by default.
     is_encoder_decoder : bool, default=True
         Tells transformers the shape of the model; always True.
 
@@ -145,12 +148,12 @@ class VaswaniConfig(PreTrainedConfig):
     is_encoder_decoder: bool = True
 
     def __post_init__(self, **kwargs: Any) -> None:
-        """Take the keywords that are no fields, then check every value.
+        """Take the keywords that are not fields, then check every value.
 
         Parameters
         ----------
         **kwargs : Any
-            Keywords that are no fields of the class.
+            Keywords that are not fields of the class.
         """
         if not kwargs.pop("_from_file", False):
             self._refuse_misspelt_fields(kwargs)
@@ -257,7 +260,7 @@ class VaswaniConfig(PreTrainedConfig):
         self._require(
             "label_smoothing",
             self.label_smoothing <= largest,
-            f"at most {largest:g} with vocab_size={self.vocab_size}, or the right word is the least likely one",
+            f"at most {largest:g} with vocab_size={self.vocab_size}, or the label is the least likely token",
         )
 
     def _require(self, name: str, condition: bool, allowed: str) -> None:

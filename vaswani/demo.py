@@ -7,13 +7,13 @@ from typing import Any
 
 import yaml
 
-from .about import ABOUT_FILE, complete_card
-from .evaluation import evaluate_translations
-from .grammar import Grammar
-from .recipe import CorpusOptions, run_recipe
-from .results import search_facts
-from .training import VaswaniTrainingArguments
-from .translation import Translator
+from .data.grammar import Grammar
+from .hub.about import ABOUT_FILE, complete_card
+from .hub.results import search_facts
+from .inference.evaluation import evaluate_translations
+from .inference.translator import Translator
+from .training.recipe import CorpusOptions, run_recipe
+from .training.trainer import VaswaniTrainingArguments
 
 TRAINING_PAIRS, HELD_OUT_PAIRS = 20_000, 300
 MODEL = {"d_ff": 512, "encoder_layers": 2, "decoder_layers": 2, "dropout": 0.1}
@@ -30,7 +30,7 @@ ABOUT = {
         {
             "name": "Sentences of the demo's grammar",
             "license": "Apache-2.0",
-            "attribution": "The program makes them itself, in `vaswani/grammar.py`; nothing is downloaded",
+            "attribution": "The program makes them itself, in `vaswani/data/grammar.py`; nothing is downloaded",
         }
     ],
     "intended_use": "To see that the package works, and to try its commands with a real model: training, averaging, "

@@ -1,9 +1,10 @@
-"""The paper's beam search behind `generate()`, and the scoring of given translations.
+"""`generate()` with the paper's beam search, and `score()` for given translations.
 
 Where this reaches into transformers, beside the public `GenerationMixin.generate`:
 
 - `GenerationMixin._beam_search` is what `generate()` calls for beam search; it is replaced.
-- `GenerationMixin._sample` is what `generate()` calls for greedy search too, which is faster here where nobody watches.
+- `GenerationMixin._sample` is what `generate()` calls for greedy search too, which is faster here
+  where nothing is recorded.
 - `GenerationMixin._prepare_generation_config` resolves the options of a call; it is extended by ours.
 - `GenerationMixin._prepare_cache_for_generation` makes a cache, for which the paper's and greedy search have no use.
 - `GenerationMixin._has_unfinished_sequences` and `_update_model_kwargs_for_generation` are called.
@@ -11,7 +12,7 @@ Where this reaches into transformers, beside the public `GenerationMixin.generat
 - `MinLengthLogitsProcessor`, `MinNewTokensLengthLogitsProcessor`, `MaxLengthCriteria` and `EosTokenCriteria` are
   recognised, and their attributes read instead of calling them.
 
-Dimension letters in shape comments: B sentences, W beams, R = B W rows, T target length, V vocabulary.
+Dimension letters in shape comments: B batch, W beams, R = B W rows, T target length, V vocabulary.
 """
 
 import copy
@@ -36,15 +37,19 @@ from transformers.generation.utils import GenerateBeamEncoderDecoderOutput
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.utils import ModelOutput
 
-from .configuration_vaswani import VaswaniConfig
-from .decoding_vaswani import BeamDecoder
-from .native_vaswani import NativeDecoder, fits_kernels
-from .search_vaswani import BeamSearch, Sentence, length_penalty, mean_log_probs
+from .beam_search_vaswani import (
+    BeamSearch,
+    ModelDecoder,
+    SequenceSearch,
+    StepDecoder,
+    gnmt_penalty,
+    mean_log_probs,
+)
+from .configuration_vaswani import IGNORE_INDEX, VaswaniConfig
+from .fast_paths_vaswani import fast_decoder
 
 # Forms of the length penalty: GNMT's ((5 + |Y|) / 6)^alpha, which the paper uses, and transformers' |Y|^alpha.
 LENGTH_PENALTY_FORMS = ("gnmt", "power")
-# The label of a position that has no word, as everywhere in transformers.
-IGNORED = -100
 # Rows whose probabilities are formed at a time when translations are scored.
 ROWS_AT_A_TIME = 512
 
@@ -60,13 +65,13 @@ def paper_generation_config(config: VaswaniConfig) -> GenerationConfig:
     Returns
     -------
     GenerationConfig
-        Beam 4, length penalty 0.6 in GNMT's form, at most 50 words more than the input has.
+        Beam 4, length penalty 0.6 in GNMT's form, at most 50 tokens more than the input has.
 
     Notes
     -----
     Section 6.1. Two of its options are this project's own: `length_penalty_form`, "gnmt" or "power" (transformers'
-    |Y|^alpha with transformers' own search), and `max_tokens_beyond_input`, which holds for each sentence by itself
-    and in every generation mode, unless `max_length` or `max_new_tokens` is given.
+    |Y|^alpha with transformers' own search), and `max_tokens_beyond_input`, which holds for each sequence by itself and
+    in every generation mode, unless `max_length` or `max_new_tokens` is given.
     """
     return GenerationConfig(
         num_beams=4,
@@ -82,7 +87,7 @@ def paper_generation_config(config: VaswaniConfig) -> GenerationConfig:
 
 
 def chosen_or_paper_config(chosen: GenerationConfig | None, config: VaswaniConfig) -> GenerationConfig:
-    """Return the paper's generation configuration where nobody has chosen another one.
+    """Return the paper's generation configuration unless another one was chosen.
 
     Parameters
     ----------
@@ -100,17 +105,17 @@ def chosen_or_paper_config(chosen: GenerationConfig | None, config: VaswaniConfi
         return paper_generation_config(config)
     by_itself = GenerationConfig.from_model_config(config).to_diff_dict()
     differing = {name for name, value in chosen.to_diff_dict().items() if by_itself.get(name) != value}
-    # The trainer of transformers switches the cache off, and versions come and go: that is nobody's choice.
+    # The trainer of transformers switches the cache off, and versions come and go: that is not a choice.
     return chosen if differing - {"use_cache", "transformers_version"} else paper_generation_config(config)
 
 
 class InputLengthLimit(StoppingCriteria):
-    """End each sentence at a length of its own.
+    """Stopping criterion: end each sequence of a batch at a length of its own.
 
     Parameters
     ----------
     columns : torch.Tensor
-        For each sentence, the number of columns at which its rows end, start symbol and padding included.
+        For each sequence, the number of columns at which its rows end, start token and padding included.
     """
 
     def __init__(self, columns: torch.Tensor) -> None:
@@ -122,7 +127,7 @@ class InputLengthLimit(StoppingCriteria):
         Parameters
         ----------
         input_ids : torch.Tensor
-            Words so far, of shape (rows, length); each sentence has the same number of rows.
+            Token ids so far, of shape (rows, length); each sequence has the same number of rows.
         scores : Any
             Not used.
         **kwargs : Any
@@ -133,11 +138,11 @@ class InputLengthLimit(StoppingCriteria):
         torch.Tensor
             True for each row that is at its end.
         """
-        rows_per_sentence = len(input_ids) // len(self.columns)
-        return (input_ids.shape[1] >= self.columns).repeat_interleave(rows_per_sentence).to(input_ids.device)
+        rows_per_sequence = len(input_ids) // len(self.columns)
+        return (input_ids.shape[1] >= self.columns).repeat_interleave(rows_per_sequence).to(input_ids.device)
 
 
-# Processors and criteria of transformers whose work the search does itself.
+# Processors and criteria of transformers whose work the beam search does itself.
 _MINIMUM_LENGTHS = (MinLengthLogitsProcessor, MinNewTokensLengthLogitsProcessor)
 _OWN_CRITERIA = (MaxLengthCriteria, EosTokenCriteria, InputLengthLimit)
 
@@ -153,9 +158,9 @@ class TranslationScores(ModelOutput):
     log_probs : torch.Tensor | None, default=None
         Log-probability of each translation, of shape (batch).
     lengths : torch.Tensor | None, default=None
-        Number of words of each translation, the end symbol included, of shape (batch).
+        Number of tokens of each translation, the end token included, of shape (batch).
     token_log_probs : torch.Tensor | None, default=None
-        Log-probability of each word, of shape (batch, target); 0 where there is none.
+        Log-probability of each token, of shape (batch, target); 0 where there is none.
     """
 
     sequences_scores: torch.Tensor | None = None
@@ -164,52 +169,8 @@ class TranslationScores(ModelOutput):
     token_log_probs: torch.Tensor | None = None
 
 
-class _PlainDecoder:
-    """Decode beams through the model's `forward`, whatever wraps it, with a cache of transformers."""
-
-    is_fast = False
-
-    def __init__(self, model: Any, model_kwargs: dict[str, Any], beams: int) -> None:
-        self._model = model
-        self._kwargs = model_kwargs
-        self._beams = beams
-        self.outputs: list[Any] = []
-        self._records = model_kwargs.get("output_attentions") or model_kwargs.get("output_hidden_states")
-
-    def start(self, prompt: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
-        """Return the logits (B, V) after the prompt (B, T); its mask stands among the model's arguments."""
-        del attention_mask
-        self._sequences = prompt.repeat_interleave(self._beams, dim=0)  # (R, T)
-        cache = self._kwargs.get("past_key_values")
-        new_length = None if cache is None else prompt.shape[1] - cache.get_seq_length()
-        return self._forward(new_length, is_first_iteration=True)[:: self._beams]
-
-    def advance(self, words: torch.Tensor, parents: torch.Tensor) -> torch.Tensor:
-        """Return the logits (R, V) after words (B, W), which continue the beams `parents` (B, W)."""
-        rows = (torch.arange(len(parents), device=parents.device).unsqueeze(-1) * self._beams + parents).flatten()
-        self._sequences = torch.cat((self._sequences[rows], words.reshape(-1, 1)), dim=-1)
-        cache = self._kwargs.get("past_key_values")
-        if cache is not None:
-            cache.reorder_cache(rows)
-        return self._forward(None if cache is None else 1)
-
-    def logits(self, logits: torch.Tensor) -> torch.Tensor:
-        """Return the logits in the precision of the search."""
-        return logits.to(torch.promote_types(logits.dtype, torch.float32))
-
-    def _forward(self, new_length: int | None, **kwargs: Any) -> torch.Tensor:
-        inputs = self._model.prepare_inputs_for_generation(
-            self._sequences, next_sequence_length=new_length, **kwargs, **self._kwargs
-        )
-        outputs = self._model(**inputs, return_dict=True)
-        self._kwargs = self._model._update_model_kwargs_for_generation(outputs, self._kwargs, is_encoder_decoder=True)
-        if self._records:
-            self.outputs.append(outputs)
-        return outputs.logits[:, -1].to(self._sequences.device)
-
-
 class VaswaniGenerationMixin(GenerationMixin):
-    """Give `generate()` the paper's beam search, and score given translations."""
+    """Generation mixin: `generate()` with the paper's beam search, and `score()`."""
 
     config: VaswaniConfig
     get_encoder: Callable[..., Any]
@@ -225,14 +186,14 @@ class VaswaniGenerationMixin(GenerationMixin):
         ensemble: Sequence[Any] | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Translate: as transformers' `generate()`, which has the documentation of everything that is not here.
+        """Generate translations, as transformers' `generate()`, which documents every option that is not listed here.
 
         Parameters
         ----------
         inputs : torch.Tensor | None, default=None
-            Source words, of shape (batch, source); also under the name `input_ids`.
+            Source token ids, of shape (batch, source); also under the name `input_ids`.
         generation_config : GenerationConfig | None, default=None
-            Options of the search. By default those of the model; `paper_generation_config` makes the paper's.
+            Generation configuration. By default the model's; `paper_generation_config` makes the paper's.
         logits_processor : LogitsProcessorList | None, default=None
             Further processors of log-probabilities.
         stopping_criteria : StoppingCriteriaList | None, default=None
@@ -240,16 +201,16 @@ class VaswaniGenerationMixin(GenerationMixin):
         *args : Any
             Further arguments of `GenerationMixin.generate`.
         ensemble : Sequence[Any] | None, default=None
-            Other models with the same vocabulary. The search then follows the mean of all models' probabilities.
+            Other models with the same vocabulary. Tokens are then scored by the mean of all models' probabilities.
         **kwargs : Any
-            Further arguments of `GenerationMixin.generate`, options of the search, and inputs of the model:
+            Further arguments of `GenerationMixin.generate`, generation options, and inputs of the model:
             `attention_mask`, and `decoder_input_ids` with `decoder_attention_mask` (padded on the left) to force
             how translations begin.
 
         Returns
         -------
         Any
-            Words of shape (batch * num_return_sequences, length), or what `return_dict_in_generate` asks for.
+            Token ids of shape (batch * num_return_sequences, length), or what `return_dict_in_generate` asks for.
         """
         settings: list[dict[str, Any]] = [vars(self.generation_config)]
         if generation_config is not None:
@@ -279,13 +240,13 @@ class VaswaniGenerationMixin(GenerationMixin):
         )
 
     def _last_columns(self, beyond: int, inputs: torch.Tensor | None, kwargs: dict[str, Any]) -> torch.Tensor:
-        """Return for each sentence the number of columns, from the start symbol on, in which it must end."""
+        """Return for each sequence the number of columns, from the start token on, in which it must end."""
         mask = kwargs.get("attention_mask")
         if mask is not None:
             lengths = mask.long().sum(dim=-1)
             if not lengths.all():
                 empty = int((lengths == 0).nonzero()[0])
-                raise ValueError(f"Sentence {empty} of the batch has no word: its attention_mask is all 0.")
+                raise ValueError(f"Sequence {empty} of the batch has no token: its attention_mask is all 0.")
         else:
             encoded = kwargs.get("encoder_outputs")
             given = (inputs, kwargs.get("input_ids"), kwargs.get("inputs_embeds"), encoded and encoded[0])
@@ -298,7 +259,7 @@ class VaswaniGenerationMixin(GenerationMixin):
             limits = limits.clamp(max=self.config.max_position_embeddings)
         prompt_mask = kwargs.get("decoder_attention_mask")
         padding = 0 if prompt_mask is None else (prompt_mask == 0).sum(dim=-1)
-        return limits + padding + 1  # the start symbol is no part of the output
+        return limits + padding + 1  # the start token is not part of the output
 
     def _prepare_generation_config(
         self, generation_config: GenerationConfig | None, **kwargs: Any
@@ -320,7 +281,7 @@ class VaswaniGenerationMixin(GenerationMixin):
         generation_mode: GenerationMode,
         *args: Any,
     ) -> Any:
-        """Make a cache where one is asked for or the search is not ours; `forward` makes its own without one."""
+        """Make a cache where one is requested or the search is not ours; `forward` makes its own without one."""
         is_asked_for = model_kwargs.get("past_key_values") is not None or generation_config.cache_implementation
         is_papers = generation_mode == GenerationMode.BEAM_SEARCH and _is_papers_search(generation_config)
         if is_asked_for or not (is_papers or generation_mode == GenerationMode.GREEDY_SEARCH):
@@ -348,14 +309,14 @@ class VaswaniGenerationMixin(GenerationMixin):
             return super()._beam_search(input_ids, *options, **model_kwargs)  # type: ignore[misc, arg-type]
         beams = generation_config.num_beams
         prompt, prompt_mask = _prompt_of(input_ids, model_kwargs, beams, self.config.vocab_size)
-        sentences = _sentences(prompt_mask, stopping_criteria, generation_config)
+        searches = _searches(prompt_mask, stopping_criteria, generation_config)
         members = [(self, model_kwargs), *_encode_for(ensemble, self.config, inputs_tensor, model_kwargs, beams)]
         decoders = [_decoder_of(model, arguments, generation_config, synced_gpus) for model, arguments in members]
         is_simple = all(type(processor) in _MINIMUM_LENGTHS for processor in logits_processor)
-        pad, banned, endings = _special_words(generation_config, stopping_criteria)
+        pad, banned, endings = _special_tokens(generation_config, stopping_criteria)
         search = BeamSearch(
             decoders,
-            sentences,
+            searches,
             prompt,
             count=max(2, 1 + len(endings)) * beams,
             pad=pad,
@@ -367,8 +328,8 @@ class VaswaniGenerationMixin(GenerationMixin):
             output_scores=generation_config.return_dict_in_generate and generation_config.output_scores,
             output_logits=generation_config.return_dict_in_generate and generation_config.output_logits,
         )
-        # What is forced is part of the translation, and so is its probability.
-        forced = prompt[:, 1:].masked_fill(prompt_mask[:, :-1] == 0, IGNORED)
+        # Forced tokens are part of the translation, and so is their probability.
+        forced = prompt[:, 1:].masked_fill(prompt_mask[:, :-1] == 0, IGNORE_INDEX)
         log_probs = torch.zeros(len(prompt), dtype=torch.float64, device=prompt.device)
         if forced.shape[1] > 0:
             unexpanded = [(model, _first_rows(arguments, beams)) for model, arguments in members]
@@ -380,7 +341,7 @@ class VaswaniGenerationMixin(GenerationMixin):
             is_open = is_open and search.step()
             if synced_gpus and not is_open:  # each process calls the model once in each round, or all would hang
                 search.idle()
-        return _collect(sentences, prompt, pad, search, decoders[0], generation_config, model_kwargs)
+        return _collect(searches, prompt, pad, search, decoders[0], generation_config, model_kwargs)
 
     def _sample(
         self,
@@ -392,24 +353,24 @@ class VaswaniGenerationMixin(GenerationMixin):
         streamer: Any = None,
         **model_kwargs: Any,
     ) -> Any:
-        """Search greedily by a fast decoder where nobody samples, watches or meddles, else as transformers does."""
+        """Greedy search by a fast decoder where nothing is sampled or recorded, else as transformers does."""
         is_watched = generation_config.do_sample or generation_config.return_dict_in_generate or streamer is not None
         has_own_cache = getattr(model_kwargs.get("past_key_values"), "_is_user_defined", False)
         kinds = {type(each) for each in (*logits_processor, *stopping_criteria)}
         decoder = None
         if not is_watched and not has_own_cache and kinds <= {*_MINIMUM_LENGTHS, *_OWN_CRITERIA}:
-            decoder = _decoder_of(self, model_kwargs, generation_config, synced_gpus)
-        if decoder is None or not decoder.is_fast:
+            decoder = fast_decoder(self, model_kwargs, generation_config, synced_gpus)
+        if decoder is None:
             options = (logits_processor, stopping_criteria, generation_config, synced_gpus, streamer)
             return super()._sample(input_ids, *options, **model_kwargs)  # type: ignore[misc, arg-type]
         prompt, prompt_mask = _prompt_of(input_ids, model_kwargs, 1, self.config.vocab_size)
-        sentences = _sentences(prompt_mask, stopping_criteria, generation_config)
-        pad, _, endings = _special_words(generation_config, stopping_criteria)
+        searches = _searches(prompt_mask, stopping_criteria, generation_config)
+        pad, _, endings = _special_tokens(generation_config, stopping_criteria)
         search = BeamSearch(
             [decoder],
-            sentences,
+            searches,
             prompt,
-            count=1,  # the best word ends a sentence or goes on with it
+            count=1,  # the best token ends a hypothesis or continues it
             pad=pad,
             banned=[],
             endings=endings,
@@ -422,7 +383,7 @@ class VaswaniGenerationMixin(GenerationMixin):
         search.start(prompt, prompt_mask, torch.zeros(len(prompt), dtype=torch.float64))
         while search.step():
             pass
-        return _collect(sentences, prompt, pad, search, decoder, generation_config, model_kwargs)
+        return _collect(searches, prompt, pad, search, decoder, generation_config, model_kwargs)
 
     @torch.no_grad()
     def score(
@@ -431,29 +392,31 @@ class VaswaniGenerationMixin(GenerationMixin):
         input_ids: torch.Tensor | None = None,
         attention_mask: torch.Tensor | None = None,
         ensemble: Sequence[Any] = (),
-        alpha: float | None = None,
+        length_penalty: float | None = None,
     ) -> TranslationScores:
         """Score given translations by forcing the model to produce them.
 
         Parameters
         ----------
         labels : torch.Tensor
-            The translations with their end symbols, of shape (batch, target); -100 fills them up on either side.
+            The translations with their end tokens, of shape (batch, target); padded with -100 on either side.
         input_ids : torch.Tensor | None, default=None
-            Source words, of shape (batch, source).
+            Source token ids, of shape (batch, source).
         attention_mask : torch.Tensor | None, default=None
-            1 for a real source word, 0 for padding. None means that all are real.
+            1 for a real source token, 0 for padding. None means that all are real.
         ensemble : Sequence[Any], default=()
-            Other models with the same vocabulary; words are then scored by the mean of all models' probabilities.
-        alpha : float | None, default=None
-            Strength of the length penalty. By default as the generation configuration says.
+            Other models with the same vocabulary; tokens are then scored by the mean of all models' probabilities.
+        length_penalty : float | None, default=None
+            Exponent of the length penalty. By default as the generation configuration says.
 
         Returns
         -------
         TranslationScores
             Scores under GNMT's length penalty, log-probabilities, and lengths.
         """
-        alpha = self.generation_config.length_penalty if alpha is None else alpha
+        if length_penalty is None:
+            length_penalty = self.generation_config.length_penalty
+        length_penalty = 1.0 if length_penalty is None else length_penalty
         arguments = {"attention_mask": attention_mask}
         encoded = self.get_encoder()(input_ids, **arguments)
         members = [
@@ -461,11 +424,11 @@ class VaswaniGenerationMixin(GenerationMixin):
             *_encode_for(ensemble, self.config, input_ids, arguments, beams=1),
         ]
         decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
-        decoder_attention_mask = ((labels != IGNORED).cumsum(dim=-1) > 0).long()
+        decoder_attention_mask = ((labels != IGNORE_INDEX).cumsum(dim=-1) > 0).long()
         token_log_probs = _force_decode(members, decoder_input_ids, decoder_attention_mask, labels)
         log_probs = token_log_probs.sum(dim=-1)
-        lengths = (labels != IGNORED).sum(dim=-1)
-        penalties = [length_penalty(length, 1.0 if alpha is None else alpha) for length in lengths.tolist()]
+        lengths = (labels != IGNORE_INDEX).sum(dim=-1)
+        penalties = [gnmt_penalty(length, length_penalty) for length in lengths.tolist()]
         return TranslationScores(
             sequences_scores=log_probs / torch.tensor(penalties, dtype=log_probs.dtype, device=log_probs.device),
             log_probs=log_probs,
@@ -477,16 +440,16 @@ class VaswaniGenerationMixin(GenerationMixin):
 def _prompt_of(
     input_ids: torch.Tensor, arguments: dict[str, Any], beams: int, vocab_size: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the start symbol and what is forced (B, T), with its mask; the rows of a sentence are copies."""
+    """Return the start token and forced tokens (B, T), with their mask; the rows of a sequence are copies."""
     prompt, mask = input_ids[::beams], arguments.get("decoder_attention_mask")
     if ((prompt < 0) | (prompt >= vocab_size)).any():
         raise ValueError(
-            f"decoder_input_ids has words from {int(prompt.min())} to {int(prompt.max())}; "
+            f"decoder_input_ids has token ids from {int(prompt.min())} to {int(prompt.max())}; "
             f"the vocabulary has 0 to {vocab_size - 1}."
         )
     mask = torch.ones_like(prompt) if mask is None else mask[::beams]
     if not mask[:, -1].all():
-        raise ValueError("decoder_attention_mask must pad on the left: the last word of every prompt must be real.")
+        raise ValueError("decoder_attention_mask must pad on the left: the last token of every prompt must be real.")
     return prompt, mask
 
 
@@ -499,8 +462,8 @@ def _min_columns(processors: Sequence[Any]) -> int:
     return max(columns)
 
 
-def _special_words(config: Any, criteria: StoppingCriteriaList) -> tuple[int, list[int], set[int]]:
-    """Return the padding, the words that are never produced, and those that end a translation."""
+def _special_tokens(config: Any, criteria: StoppingCriteriaList) -> tuple[int, list[int], set[int]]:
+    """Return the padding token, the tokens that are never produced, and those that end a translation."""
     ends = [each.eos_token_id for each in criteria if isinstance(each, EosTokenCriteria)]
     endings = set(torch.cat([end.flatten() for end in ends]).tolist()) if ends else set()
     pad = int(config._pad_token_tensor)
@@ -508,36 +471,36 @@ def _special_words(config: Any, criteria: StoppingCriteriaList) -> tuple[int, li
     return pad, sorted(never), endings
 
 
-def _sentences(prompt_mask: torch.Tensor, criteria: StoppingCriteriaList, config: Any) -> list[Sentence]:
-    """Begin the search for each sentence of a batch, whose prompts have a mask (B, T)."""
+def _searches(prompt_mask: torch.Tensor, criteria: StoppingCriteriaList, config: Any) -> list[SequenceSearch]:
+    """Begin the search for each sequence of a batch, whose prompts have a mask (B, T)."""
     width = prompt_mask.shape[1]
     columns = [min(each.max_length for each in criteria if isinstance(each, MaxLengthCriteria))] * len(prompt_mask)
     for criterion in criteria:
         if isinstance(criterion, InputLengthLimit):
             columns = [min(pair) for pair in zip(columns, criterion.columns.tolist(), strict=True)]
-    sentences = []
+    searches = []
     for index, (real, last) in enumerate(zip(prompt_mask.sum(dim=-1).tolist(), columns, strict=True)):
         forced, limit = real - 1, last - 1 - (width - real)
         if forced >= limit:
             raise ValueError(
-                f"Translation {index} of the batch shall begin with {forced} given words, but may have at most "
-                f"{limit} words. Give fewer, or raise max_new_tokens."
+                f"Translation {index} of the batch shall begin with {forced} given tokens, but may have at most "
+                f"{limit} tokens. Give fewer, or raise max_new_tokens."
             )
-        sentences.append(
-            Sentence(
+        searches.append(
+            SequenceSearch(
                 length=forced,
                 limit=limit,
-                beams=config.num_beams,
-                wanted=config.num_return_sequences,
-                alpha=config.length_penalty,
+                num_beams=config.num_beams,
+                num_return_sequences=config.num_return_sequences,
+                length_penalty=config.length_penalty,
                 ends_when_full=config.early_stopping is True,
             )
         )
-    return sentences
+    return searches
 
 
 def _first_rows(arguments: dict[str, Any], beams: int) -> dict[str, Any]:
-    """Return the source of model arguments, with one row for each sentence instead of one for each beam."""
+    """Return the source of model arguments, with one row for each sequence instead of one for each beam."""
     mask = arguments.get("attention_mask")
     encoded = BaseModelOutput(arguments["encoder_outputs"].last_hidden_state[::beams])
     return {"encoder_outputs": encoded, "attention_mask": None if mask is None else mask[::beams]}
@@ -569,30 +532,10 @@ def _is_papers_search(config: Any) -> bool:
     return getattr(config, "length_penalty_form", None) == "gnmt" and not config.do_sample
 
 
-def _decoder_of(model: Any, arguments: dict[str, Any], config: Any, synced_gpus: bool) -> Any:
-    """Return the decoder for a model: the one that reads its weights where that is right, or its `forward`."""
-    cache, precision = arguments.get("past_key_values"), model.model.decoder.embed_tokens.weight.dtype
-    usual = {"encoder_outputs", "attention_mask", "decoder_attention_mask", "use_cache", "past_key_values"}
-    is_usual = not [
-        name
-        for name, value in arguments.items()
-        if name not in {*usual, "labels", "logits_to_keep", "position_ids"} and value is not None and value is not False
-    ]
-    if (
-        is_usual
-        and not synced_gpus
-        and arguments.get("use_cache")
-        and config.cache_implementation is None
-        and (cache is None or cache.get_seq_length() == 0)
-        and arguments["encoder_outputs"].last_hidden_state.dtype == precision
-        and model.may_take_fast_paths()
-    ):
-        source = _first_rows(arguments, config.num_beams)
-        encoded, mask = source["encoder_outputs"].last_hidden_state, source["attention_mask"]
-        if fits_kernels(model.model.decoder, model.lm_head):
-            return NativeDecoder(model, encoded, mask, config.num_beams)
-        return BeamDecoder(model, encoded, mask)
-    return _PlainDecoder(model, arguments, config.num_beams)
+def _decoder_of(model: Any, arguments: dict[str, Any], config: Any, synced_gpus: bool) -> StepDecoder:
+    """Return what takes the decoding steps of a model: a fast decoder where the door has one, or its `forward`."""
+    decoder = fast_decoder(model, arguments, config, synced_gpus)
+    return ModelDecoder(model, arguments, config.num_beams) if decoder is None else decoder
 
 
 def _force_decode(
@@ -602,16 +545,20 @@ def _force_decode(
     labels: torch.Tensor,
 ) -> torch.Tensor:
     """Return the log-probability of each label (B, T) under the mean of the models' probabilities, 0 at -100."""
-    real = labels != IGNORED
-    words = labels[real].unsqueeze(-1)
+    real = labels != IGNORE_INDEX
+    tokens = labels[real].unsqueeze(-1)
     of_models = []
     for model, arguments in members:
-        states = model.get_decoder_states(
-            decoder_input_ids=decoder_input_ids, decoder_attention_mask=decoder_attention_mask, **arguments
-        )[real]
+        outputs = model.model(
+            decoder_input_ids=decoder_input_ids,
+            decoder_attention_mask=decoder_attention_mask,
+            use_cache=False,
+            **arguments,
+        )
+        states = outputs.last_hidden_state[real]
         parts = [
-            model.lm_head(rows).float().log_softmax(dim=-1).gather(1, row_words)
-            for rows, row_words in zip(states.split(ROWS_AT_A_TIME), words.split(ROWS_AT_A_TIME), strict=True)
+            model.lm_head(rows).float().log_softmax(dim=-1).gather(1, ids)
+            for rows, ids in zip(states.split(ROWS_AT_A_TIME), tokens.split(ROWS_AT_A_TIME), strict=True)
         ]
         of_models.append(torch.cat(parts).squeeze(-1) if parts else states.new_zeros(0))
     log_probs = mean_log_probs(of_models)
@@ -619,7 +566,7 @@ def _force_decode(
 
 
 def _collect(
-    sentences: list[Sentence],
+    searches: list[SequenceSearch],
     prompt: torch.Tensor,
     pad: int,
     search: BeamSearch,
@@ -629,14 +576,14 @@ def _collect(
 ) -> Any:
     """Gather the best translations in the form that transformers' beam search returns."""
     sequences, scores, beam_indices = [], [], []
-    for index, sentence in enumerate(sentences):
-        best = sentence.best()
+    for index, found in enumerate(searches):
+        best = found.best()
         for hypothesis in best:
-            words, parents = sentence.trace(hypothesis)
-            sequences.append(torch.tensor(prompt[index].tolist() + words))
-            beam_indices.append(torch.tensor([index * sentence.beams + parent for parent in parents]))
+            tokens, parents = found.trace(hypothesis)
+            sequences.append(torch.tensor(prompt[index].tolist() + tokens))
+            beam_indices.append(torch.tensor([index * found.num_beams + parent for parent in parents]))
             scores.append(hypothesis.score)
-        for _ in range(sentence.wanted - len(best)):  # there are no more
+        for _ in range(found.num_return_sequences - len(best)):  # there are no more
             sequences.append(prompt[index].cpu())
             beam_indices.append(torch.tensor([], dtype=torch.long))
             scores.append(float("-inf"))
@@ -665,4 +612,4 @@ def _collect(
     )
 
 
-__all__ = ["VaswaniGenerationMixin", "chosen_or_paper_config", "length_penalty", "paper_generation_config"]
+__all__ = ["VaswaniGenerationMixin", "chosen_or_paper_config", "paper_generation_config"]

@@ -1,25 +1,17 @@
 """The model: the post-LN encoder-decoder of the paper, and its loss.
 
-Dimension letters in shape comments: B sentences, S source length, T target length, L keys in reach of a query
+Dimension letters in shape comments: B batch, S source length, T target length, L keys in reach of a query
 (S, T, or T with the cached past), D d_model, F d_ff, H heads, K d_k, U d_v, V vocabulary.
 """
 
-import contextlib
-import dataclasses
-import functools
 import math
-import os
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
-from transformers import GenerationConfig
-from transformers import initialization as init
 from transformers.activations import ACT2FN
 from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
-from transformers.dynamic_module_utils import custom_object_save
 from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import (
@@ -28,34 +20,20 @@ from transformers.modeling_outputs import (
     Seq2SeqLMOutput,
     Seq2SeqModelOutput,
 )
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, PreTrainedModel, slice_logits_to_keep
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, slice_logits_to_keep
 from transformers.processing_utils import Unpack
-from transformers.utils import (
-    GENERATION_CONFIG_NAME,
-    TransformersKwargs,
-    cached_file,
-    can_return_tuple,
-    torch_compilable_check,
-)
+from transformers.utils import TransformersKwargs, can_return_tuple, torch_compilable_check
 from transformers.utils.generic import is_flash_attention_requested, merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
-from .configuration_vaswani import VaswaniConfig
-from .decoding_vaswani import can_bypass, encode_real_words, has_hooks
-from .generation_vaswani import IGNORED, VaswaniGenerationMixin
-from .native_vaswani import PackedStack, encode_natively, fits_kernels
-from .packing_vaswani import Packing, add_and_norm, packed_attention, packed_loss
-
-# Which class each Auto class loads from a folder that carries this code.
-AUTO_MAP = {
-    "AutoConfig": "configuration_vaswani.VaswaniConfig",
-    "AutoModel": "modeling_vaswani.VaswaniModel",
-    "AutoModelForSeq2SeqLM": "modeling_vaswani.VaswaniForConditionalGeneration",
-}
+from .configuration_vaswani import IGNORE_INDEX, VaswaniConfig
+from .fast_paths_vaswani import fast_encoding, fast_training_step
+from .generation_vaswani import VaswaniGenerationMixin
+from .pretrained_vaswani import VaswaniPreTrainedModel
 
 
 def sinusoidal_positions(position_ids: torch.Tensor, d_model: int) -> torch.Tensor:
-    """Encode positions as sines and cosines of geometrically spaced frequencies.
+    """Sinusoidal position encoding: sines and cosines of geometrically spaced frequencies.
 
     Parameters
     ----------
@@ -83,7 +61,7 @@ def sinusoidal_positions(position_ids: torch.Tensor, d_model: int) -> torch.Tens
 
 
 def positions_of(attention_mask: torch.Tensor) -> torch.Tensor:
-    """Count the real tokens before each token, so that padding on either side moves no position.
+    """Derive position ids from an attention mask, so that padding on either side moves no position.
 
     Parameters
     ----------
@@ -104,16 +82,17 @@ def smoothed_cross_entropy(
     label_smoothing: float,
     num_items_in_batch: torch.Tensor | int | None = None,
 ) -> torch.Tensor:
-    """Sum the cross-entropy with smoothed targets over real tokens and divide it by their number.
+    """Label-smoothed cross-entropy: the sum over real target tokens, divided by their number.
 
     Parameters
     ----------
     logits : torch.Tensor
         Scores before the softmax, of shape (batch, length, vocabulary).
     labels : torch.Tensor
-        Right words, of shape (batch, length); -100 where there is none.
+        Target token ids, of shape (batch, length); -100 is ignored.
     label_smoothing : float
-        Probability that the target takes from the right word and gives, in equal parts, to the V - 1 others.
+        Probability that the target distribution takes from the label and gives, in equal parts, to the V - 1 other
+        tokens.
     num_items_in_batch : torch.Tensor | int | None, default=None
         Number to divide the sum by, where the batch is a part of a larger one. By default the number of real tokens.
 
@@ -124,7 +103,7 @@ def smoothed_cross_entropy(
 
     Notes
     -----
-    Section 5.4, in the form of the authors' code. torch spreads its smoothing over all V words, the right one
+    Section 5.4, in the form of the authors' code. torch spreads its smoothing over all V tokens, the label
     included; smoothing by eps V / (V - 1) there is smoothing by eps here.
     """
     vocab_size = logits.shape[-1]
@@ -132,12 +111,12 @@ def smoothed_cross_entropy(
     total = nn.functional.cross_entropy(
         logits.float().reshape(-1, vocab_size),
         labels.reshape(-1),
-        ignore_index=IGNORED,
+        ignore_index=IGNORE_INDEX,
         label_smoothing=label_smoothing * vocab_size / max(vocab_size - 1, 1),
         reduction="sum",
     )
     if num_items_in_batch is None:
-        num_items_in_batch = (labels != IGNORED).sum().clamp(min=1)
+        num_items_in_batch = (labels != IGNORE_INDEX).sum().clamp(min=1)
     elif isinstance(num_items_in_batch, torch.Tensor):
         num_items_in_batch = num_items_in_batch.to(total.device)
     return total / num_items_in_batch
@@ -153,7 +132,7 @@ def eager_attention(
     dropout: float = 0.0,
     **_: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attend with every intermediate result in the open, as the formula has it.
+    """Scaled dot-product attention, written as the formula has it.
 
     Parameters
     ----------
@@ -166,7 +145,7 @@ def eager_attention(
     value : torch.Tensor
         Values, of shape (batch, heads, keys, d_v).
     attention_mask : torch.Tensor | None
-        Added to the scores: 0 where a key may be seen, a very low number elsewhere.
+        Added to the scores: 0 where a key may be attended to, a very low number elsewhere.
     scaling : float
         Factor on the scores.
     dropout : float, default=0.0
@@ -175,7 +154,7 @@ def eager_attention(
     Returns
     -------
     tuple[torch.Tensor, torch.Tensor]
-        Sums of shape (batch, queries, heads, d_v) and weights of shape (batch, heads, queries, keys).
+        Outputs of shape (batch, queries, heads, d_v) and weights of shape (batch, heads, queries, keys).
 
     Notes
     -----
@@ -189,26 +168,26 @@ def eager_attention(
 
 
 class VaswaniAttention(nn.Module):
-    """Let each position of one sequence gather from the positions of another, or of its own.
+    """Multi-head attention: self-attention, or cross-attention to another sequence.
 
     Parameters
     ----------
     config : VaswaniConfig
         Sets the width, the heads and the dropout on attention weights.
     layer_idx : int
-        Rank of the layer in its stack; key-value caches are indexed by it.
+        Index of the layer in its stack, and in key-value caches.
     is_causal : bool, default=False
-        Whether a position may see only itself and the ones before it.
+        Whether a position attends only to itself and to earlier ones.
     is_cross : bool, default=False
-        Whether it asks another sequence.
+        Whether keys and values come from another sequence.
 
     Notes
     -----
     Section 3.2.2. Dropout, residual and normalisation (section 3.1) belong to the sub-layer that calls this.
 
-    The authors' code formed queries, keys and values by one matrix, or keys and values if queries come from elsewhere.
-    Here they are separate, but begin as parts of it: `joint_fan_out` is its width, and sets how large weights begin.
-    With the larger weights of matrices on their own the encoder's states become alike, and small models learn badly.
+    The authors' code projects to queries, keys and values by one matrix, and in cross-attention to keys and values.
+    Here the projections are separate, but initialised as parts of that matrix: `joint_fan_out` is its width. With the
+    larger initial weights of separate matrices the encoder's states become alike, and small models learn badly.
     """
 
     def __init__(self, config: VaswaniConfig, layer_idx: int, is_causal: bool = False, is_cross: bool = False) -> None:
@@ -234,8 +213,6 @@ class VaswaniAttention(nn.Module):
         attention_mask: torch.Tensor | None = None,
         key_value_states: torch.Tensor | None = None,
         past_key_values: EncoderDecoderCache | None = None,
-        packing: Packing | None = None,
-        source_packing: Packing | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Attend from `hidden_states` to `key_value_states`, or to `hidden_states` itself.
@@ -243,17 +220,14 @@ class VaswaniAttention(nn.Module):
         Parameters
         ----------
         hidden_states : torch.Tensor
-            What asks, of shape (batch, queries, d_model).
+            States projected to queries, of shape (batch, queries, d_model).
         attention_mask : torch.Tensor | None, default=None
-            Which keys a query may see, in the form that the attention back end takes.
+            Which keys a query may attend to, in the form that the attention back end takes.
         key_value_states : torch.Tensor | None, default=None
-            What is asked, of shape (batch, keys, d_model): the encoder's output. None means self-attention.
+            States projected to keys and values, of shape (batch, keys, d_model): the encoder's output. None means
+            self-attention.
         past_key_values : EncoderDecoderCache | None, default=None
-            Keys and values of earlier steps; this call's are added to it.
-        packing : Packing | None, default=None
-            Where sentences are, if `hidden_states` is one row of words without padding.
-        source_packing : Packing | None, default=None
-            The same of `key_value_states`.
+            Key-value cache of earlier steps, which this call extends.
         **kwargs : Unpack[TransformersKwargs]
             Options of the attention back end.
 
@@ -261,19 +235,15 @@ class VaswaniAttention(nn.Module):
         -------
         tuple[torch.Tensor, torch.Tensor | None]
             The output, of shape (batch, queries, d_model), and the weights, of shape (batch, heads, queries, keys),
-            where the back end gives them.
+            where the back end returns them.
         """
         d_k, d_v = self.config.d_k, self.config.d_v
         query = self._split_heads(self.q_proj(hidden_states), d_k)  # (B, H, T, K)
         key, value = self._keys_and_values(hidden_states, key_value_states, past_key_values)
         dropout = self.config.attention_dropout if self.training else 0.0
-        if packing is not None:
-            own_or_source = packing if source_packing is None else source_packing
-            attended = packed_attention(
-                query, key, value, packing, own_or_source, self.is_causal, self.scaling, dropout
-            )
-            return self.out_proj(attended.flatten(-2)), None
-        if d_k != d_v and is_flash_attention_requested(self.config):  # its kernels know only one width; zeros add none
+        if d_k != d_v and is_flash_attention_requested(
+            self.config
+        ):  # flash attention takes one head width; zeros change nothing
             query, key, value = (nn.functional.pad(x, (0, max(d_k, d_v) - x.shape[-1])) for x in (query, key, value))
 
         attend: Callable[..., tuple[torch.Tensor, torch.Tensor | None]] = ALL_ATTENTION_FUNCTIONS.get_interface(
@@ -297,12 +267,12 @@ class VaswaniAttention(nn.Module):
         key_value_states: torch.Tensor | None,
         past_key_values: EncoderDecoderCache | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return keys (B, H, L, K) and values (B, H, L, U), projected now or earlier."""
+        """Return keys (B, H, L, K) and values (B, H, L, U), projected now or cached."""
         is_cross_attention = key_value_states is not None
         cache: Any = None
         if past_key_values is not None:
-            cross, own = past_key_values.cross_attention_cache, past_key_values.self_attention_cache
-            cache = cross if is_cross_attention else own
+            cross, causal = past_key_values.cross_attention_cache, past_key_values.self_attention_cache
+            cache = cross if is_cross_attention else causal
             if is_cross_attention and past_key_values.is_updated.get(self.layer_idx):
                 return cache.layers[self.layer_idx].keys, cache.layers[self.layer_idx].values
 
@@ -322,12 +292,12 @@ class VaswaniAttention(nn.Module):
 
 
 class VaswaniFeedForward(nn.Module):
-    """Transform each position by itself, through a wider inner layer.
+    """Position-wise feed-forward network: two linear layers with an activation between them.
 
     Parameters
     ----------
     config : VaswaniConfig
-        Sets the two widths, the non-linearity and the dropout after it.
+        Sets the two widths, the activation and the dropout after it.
 
     Notes
     -----
@@ -342,7 +312,7 @@ class VaswaniFeedForward(nn.Module):
         self.fc2 = nn.Linear(config.d_ff, config.d_model)
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """Transform the states of any number of positions.
+        """Apply the network to any number of positions.
 
         Parameters
         ----------
@@ -358,14 +328,14 @@ class VaswaniFeedForward(nn.Module):
 
 
 class VaswaniEncoderLayer(GradientCheckpointingLayer):
-    """Attend within the source, then transform each position.
+    """Encoder layer: self-attention, then feed-forward, each with residual connection and post-LN.
 
     Parameters
     ----------
     config : VaswaniConfig
         Sets the dimensions and the dropouts.
     layer_idx : int
-        Rank of the layer in the encoder.
+        Index of the layer in the encoder.
 
     Notes
     -----
@@ -384,7 +354,6 @@ class VaswaniEncoderLayer(GradientCheckpointingLayer):
         self,
         hidden_states: torch.Tensor,
         attention_mask: torch.Tensor | None = None,
-        packing: Packing | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> torch.Tensor:
         """Apply the two sub-layers.
@@ -395,8 +364,6 @@ class VaswaniEncoderLayer(GradientCheckpointingLayer):
             Source states, of shape (batch, source, d_model).
         attention_mask : torch.Tensor | None, default=None
             Which source positions are real, in the form that the attention back end takes.
-        packing : Packing | None, default=None
-            Where sentences are, if `hidden_states` is one row of words without padding.
         **kwargs : Unpack[TransformersKwargs]
             Options of the attention back end.
 
@@ -405,21 +372,22 @@ class VaswaniEncoderLayer(GradientCheckpointingLayer):
         torch.Tensor
             New source states of the same shape.
         """
-        attended, _ = self.self_attn(hidden_states, attention_mask, packing=packing, **kwargs)
-        hidden_states = add_and_norm(self.self_attn_layer_norm, self.dropout, hidden_states, attended, packing)
+        attended, _ = self.self_attn(hidden_states, attention_mask, **kwargs)
+        hidden_states = self.self_attn_layer_norm(hidden_states + self.dropout(attended))
+
         transformed = self.feed_forward(hidden_states)
-        return add_and_norm(self.feed_forward_layer_norm, self.dropout, hidden_states, transformed, packing)
+        return self.feed_forward_layer_norm(hidden_states + self.dropout(transformed))
 
 
 class VaswaniDecoderLayer(GradientCheckpointingLayer):
-    """Attend within the target so far, then to the source, then transform each position.
+    """Decoder layer: causal self-attention, cross-attention, then feed-forward, each with residual and post-LN.
 
     Parameters
     ----------
     config : VaswaniConfig
         Sets the dimensions and the dropouts.
     layer_idx : int
-        Rank of the layer in the decoder.
+        Index of the layer in the decoder.
 
     Notes
     -----
@@ -443,8 +411,6 @@ class VaswaniDecoderLayer(GradientCheckpointingLayer):
         attention_mask: torch.Tensor | None = None,
         encoder_attention_mask: torch.Tensor | None = None,
         past_key_values: EncoderDecoderCache | None = None,
-        packing: Packing | None = None,
-        source_packing: Packing | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> torch.Tensor:
         """Apply the three sub-layers.
@@ -456,15 +422,11 @@ class VaswaniDecoderLayer(GradientCheckpointingLayer):
         encoder_hidden_states : torch.Tensor
             The encoder's output, of shape (batch, source, d_model).
         attention_mask : torch.Tensor | None, default=None
-            Which target positions a target position may see, in the form that the attention back end takes.
+            Which target positions a target position may attend to, in the form that the attention back end takes.
         encoder_attention_mask : torch.Tensor | None, default=None
             Which source positions are real, in the form that the attention back end takes.
         past_key_values : EncoderDecoderCache | None, default=None
             Keys and values of earlier steps.
-        packing : Packing | None, default=None
-            Where sentences are, if `hidden_states` is one row of words without padding.
-        source_packing : Packing | None, default=None
-            The same of `encoder_hidden_states`.
         **kwargs : Unpack[TransformersKwargs]
             Options of the attention back end.
 
@@ -473,241 +435,24 @@ class VaswaniDecoderLayer(GradientCheckpointingLayer):
         torch.Tensor
             New target states of the same shape.
         """
-        attended, _ = self.self_attn(
-            hidden_states, attention_mask, past_key_values=past_key_values, packing=packing, **kwargs
-        )
-        hidden_states = add_and_norm(self.self_attn_layer_norm, self.dropout, hidden_states, attended, packing)
+        attended, _ = self.self_attn(hidden_states, attention_mask, past_key_values=past_key_values, **kwargs)
+        hidden_states = self.self_attn_layer_norm(hidden_states + self.dropout(attended))
+
         attended, _ = self.encoder_attn(
             hidden_states,
             encoder_attention_mask,
             key_value_states=encoder_hidden_states,
             past_key_values=past_key_values,
-            packing=packing,
-            source_packing=source_packing,
             **kwargs,
         )
-        hidden_states = add_and_norm(self.encoder_attn_layer_norm, self.dropout, hidden_states, attended, packing)
+        hidden_states = self.encoder_attn_layer_norm(hidden_states + self.dropout(attended))
+
         transformed = self.feed_forward(hidden_states)
-        return add_and_norm(self.feed_forward_layer_norm, self.dropout, hidden_states, transformed, packing)
-
-
-@contextlib.contextmanager
-def without_conversion() -> Iterator[None]:
-    """Keep transformers from asking a service to convert a model."""
-    switch = "DISABLE_SAFETENSORS_CONVERSION"
-    before = os.environ.get(switch)
-    os.environ[switch] = "1"
-    try:
-        yield
-    finally:
-        os.environ.pop(switch)
-        if before is not None:
-            os.environ[switch] = before
-
-
-def _read_generation_config(name: Any, model: Any, options: dict[str, Any]) -> None:
-    """Read the saved search again, if none seems to be loaded: transformers ignores one that it cannot read."""
-    if not model.generation_config._from_model_config:
-        return
-    known = ("cache_dir", "force_download", "proxies", "local_files_only", "token", "revision", "subfolder")
-    download = {key: options[key] for key in known if key in options}
-    if has_file(name, GENERATION_CONFIG_NAME, **download):
-        model.generation_config = GenerationConfig.from_pretrained(name, **download)
-
-
-def has_file(name: str | os.PathLike[str], file: str, **options: Any) -> bool:
-    """Tell whether a model has a file, and fetch it.
-
-    Parameters
-    ----------
-    name : str | os.PathLike[str]
-        Folder or Hub name of the model.
-    file : str
-        Name of the file.
-    **options : Any
-        Options of downloading.
-
-    Returns
-    -------
-    bool
-        Whether there is one.
-
-    Raises
-    ------
-    OSError
-        If the Hub does not tell, or does not give it.
-    """
-    try:
-        cached_file(name, file, **options)
-    except OSError as error:
-        if "does not appear to have a file named" not in str(error):
-            raise
-        return False
-    return True
-
-
-class VaswaniPreTrainedModel(PreTrainedModel):
-    """Tell transformers what the model can do and how its weights begin."""
-
-    config: VaswaniConfig
-    base_model_prefix = "model"
-    supports_gradient_checkpointing = True
-    _no_split_modules = ["VaswaniEncoderLayer", "VaswaniDecoderLayer"]
-    _skip_keys_device_placement = ["past_key_values"]
-    _supports_flash_attn = True
-    _supports_sdpa = True
-    _supports_flex_attn = True
-    _supports_attention_backend = True
-    _can_compile_fullgraph = True
-
-    fast_paths = True  # whether inference may read weights instead of calling modules, where that is right
-
-    def set_fast_paths(self, enabled: bool) -> None:
-        """Let inference take its fast paths, or only `forward` of every module.
-
-        Parameters
-        ----------
-        enabled : bool
-            Whether the fast paths may be taken where they are right. They may at first.
-        """
-        for module in self.modules():
-            if isinstance(module, VaswaniPreTrainedModel):
-                module.fast_paths = enabled
-
-    def may_take_fast_paths(self) -> bool:
-        """Tell whether the weights may be read instead of calling their modules.
-
-        Returns
-        -------
-        bool
-            Whether fast paths are enabled, and nothing wraps a module or looks into the attention.
-        """
-        return self.fast_paths and self.config._attn_implementation in ("eager", "sdpa") and can_bypass(self)
-
-    def _init_weights(self, module: nn.Module) -> None:
-        """Initialise one module as the authors' code did: Glorot uniform, and embeddings with deviation D^-0.5."""
-        if isinstance(module, nn.Embedding) or module is self.get_output_embeddings():
-            init.normal_(module.weight, std=self.config.d_model**-0.5)
-        elif isinstance(module, nn.Linear):
-            fan_out = getattr(module, "joint_fan_out", module.out_features)
-            limit = math.sqrt(6 / (module.in_features + fan_out))
-            init.uniform_(module.weight, -limit, limit)
-            if module.bias is not None:
-                init.zeros_(module.bias)
-        elif isinstance(module, nn.LayerNorm):
-            init.ones_(module.weight)
-            init.zeros_(module.bias)
-
-    @classmethod
-    def from_pretrained(
-        cls,
-        pretrained_model_name_or_path: str | os.PathLike[str] | None,
-        *args: Any,
-        use_safetensors: bool | None = None,
-        **kwargs: Any,
-    ) -> Any:
-        """Load a model, from safetensors files and no others.
-
-        Parameters
-        ----------
-        pretrained_model_name_or_path : str | os.PathLike[str] | None
-            Folder or Hub name of the model.
-        *args : Any
-            Options of `PreTrainedModel.from_pretrained`.
-        use_safetensors : bool | None, default=None
-            None or True.
-        **kwargs : Any
-            Options of `PreTrainedModel.from_pretrained`.
-
-        Returns
-        -------
-        Any
-            The model.
-
-        Raises
-        ------
-        ValueError
-            If another format is asked for.
-        OSError
-            If there is no such model, or it has no safetensors files.
-
-        Notes
-        -----
-        transformers would load pickled files too, and without safetensors it would send the model's name and the
-        user's token to a service that converts it.
-        """
-        if use_safetensors is False:
-            raise ValueError("use_safetensors=False: weights are loaded from safetensors files only.")
-        name = pretrained_model_name_or_path
-        try:
-            with without_conversion():
-                loaded = super().from_pretrained(name, *args, use_safetensors=True, **kwargs)
-        except OSError as error:
-            if "use_safetensors" not in str(error):
-                raise
-            raise OSError(f"{name} has no model.safetensors, and weights are loaded from no other format.") from None
-        model = loaded[0] if isinstance(loaded, tuple) else loaded
-        if name is not None and kwargs.get("generation_config") is None and model.can_generate():
-            _read_generation_config(name, model, kwargs)
-        return loaded
-
-    @staticmethod
-    def _load_pretrained_model(model: Any, state_dict: Any, checkpoint_files: Any, *args: Any, **kwargs: Any) -> Any:
-        """Refuse what an index or an adapter names that is no safetensors file, before it is opened."""
-        for file in checkpoint_files or ():
-            if not str(file).endswith(".safetensors"):
-                raise OSError(f"{file} is no safetensors file, and weights are loaded from no other format.")
-        return PreTrainedModel._load_pretrained_model(model, state_dict, checkpoint_files, *args, **kwargs)
-
-    def save_pretrained(
-        self,
-        save_directory: str | os.PathLike[str],
-        is_main_process: bool = True,
-        *args: Any,
-        include_code: bool | None = None,
-        **kwargs: Any,
-    ) -> None:
-        """Save configuration and weights, and on request the code that loads them.
-
-        Parameters
-        ----------
-        save_directory : str | os.PathLike[str]
-            Folder to save to.
-        is_main_process : bool, default=True
-            Whether this process, of several that train together, is the one that writes.
-        *args : Any
-            Options of `PreTrainedModel.save_pretrained`.
-        include_code : bool | None, default=None
-            Whether the folder shall load with `trust_remote_code=True` where `vaswani` is not installed. By default
-            if the model was loaded from such a folder, or saved to one before.
-        **kwargs : Any
-            Options of `PreTrainedModel.save_pretrained`.
-        """
-        if include_code is None:
-            include_code = hasattr(self.config, "auto_map")
-        if include_code:
-            self.config.auto_map = dict(AUTO_MAP)
-            if is_main_process:
-                Path(save_directory).mkdir(parents=True, exist_ok=True)
-                custom_object_save(self, save_directory)
-        elif hasattr(self.config, "auto_map"):
-            del self.config.auto_map
-        super().save_pretrained(save_directory, is_main_process, *args, **kwargs)
-
-    def _resize_token_embeddings(
-        self, new_num_tokens: int | None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
-    ) -> nn.Module:
-        """Resize the target embedding too where it is a matrix of its own, which transformers does not know of."""
-        resized = super()._resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
-        decoder = getattr(self.base_model, "decoder", None)
-        if decoder is not None and not self.config.tie_word_embeddings:
-            size = resized.weight.shape[0]
-            decoder.embed_tokens = self._get_resized_embeddings(decoder.embed_tokens, size, mean_resizing=mean_resizing)
-        return resized
+        return self.feed_forward_layer_norm(hidden_states + self.dropout(transformed))
 
 
 class VaswaniStack(VaswaniPreTrainedModel):
-    """Embed words and positions: what encoder and decoder have in common.
+    """Base class of encoder and decoder: token embedding plus position encoding.
 
     Parameters
     ----------
@@ -727,13 +472,9 @@ class VaswaniStack(VaswaniPreTrainedModel):
             self.embed_positions = nn.Embedding(config.max_position_embeddings, config.d_model)
         self.dropout = nn.Dropout(config.dropout)
         self.gradient_checkpointing = False
-        self.packed: PackedStack | None = None  # copies for the kernels, kept from one call to the next
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "packed": None}
 
     def encode_positions(self, position_ids: torch.Tensor) -> torch.Tensor:
-        """Look up or compute what marks a position.
+        """Compute or look up position encodings.
 
         Parameters
         ----------
@@ -755,41 +496,14 @@ class VaswaniStack(VaswaniPreTrainedModel):
         )
         return self.embed_positions(position_ids)
 
-    def _may_pack(self, attention_mask: torch.Tensor | None, options: Any) -> bool:
-        """Tell whether padding may be left out: in training on a CPU, if nobody looks at the layers' states."""
-        is_plain = self.fast_paths and self.training and self.config._attn_implementation in ("eager", "sdpa")
-        if not is_plain or torch.compiler.is_compiling() or torch.jit.is_tracing():
-            return False
-        if self.embed_tokens.weight.device.type != "cpu" or (attention_mask is not None and attention_mask.ndim != 2):
-            return False
-        return not self._records(options) and not has_hooks(self.layers)
-
-    def _records(self, options: Any) -> bool:
-        """Tell whether attentions or states of layers are asked for."""
-        names = ("output_attentions", "output_hidden_states")
-        return any(options.get(name, getattr(self.config, name, False)) for name in names)
-
-    def _embed_packed(
-        self,
-        packing: Packing,
-        input_ids: torch.Tensor | None,
-        inputs_embeds: torch.Tensor | None,
-        position_ids: torch.Tensor,
-    ) -> torch.Tensor:
-        """Return the first layer's input (1, M, D), real words only."""
-        positions = packing.pack(position_ids.expand(packing.mask.shape))
-        if inputs_embeds is None:
-            return self._embed(self.embed_tokens(packing.pack(input_ids)), positions)
-        return self._embed(packing.pack(inputs_embeds), positions)
-
     def _embed(self, inputs_embeds: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
-        """Return the first layer's input (B, T, D) for word embeddings (B, T, D) at positions (B or 1, T)."""
+        """Return the first layer's input (B, T, D) for token embeddings (B, T, D) at positions (B or 1, T)."""
         positions = self.encode_positions(position_ids).to(inputs_embeds)
         return self.dropout(inputs_embeds * self.embed_scale + positions)
 
 
 class VaswaniEncoder(VaswaniStack):
-    """Read the source: embeddings, positions and `encoder_layers` layers.
+    """Encoder: embeddings, positions and `encoder_layers` layers.
 
     Parameters
     ----------
@@ -817,6 +531,7 @@ class VaswaniEncoder(VaswaniStack):
 
     @merge_with_config_defaults
     @capture_outputs
+    @fast_encoding
     def forward(
         self,
         input_ids: torch.Tensor | None = None,
@@ -825,16 +540,16 @@ class VaswaniEncoder(VaswaniStack):
         inputs_embeds: torch.Tensor | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> BaseModelOutput:
-        """Encode source sentences.
+        """Encode source sequences.
 
         Parameters
         ----------
         input_ids : torch.Tensor | None, default=None
-            Source words, of shape (batch, source).
+            Source token ids, of shape (batch, source).
         attention_mask : torch.Tensor | None, default=None
-            1 for a real word, 0 for padding, on whichever side. None means that all are real.
+            1 for a real token, 0 for padding, on either side. None means that all are real.
         position_ids : torch.Tensor | None, default=None
-            Positions, if not the count of real words before each word.
+            Positions, if not the count of real tokens before each token.
         inputs_embeds : torch.Tensor | None, default=None
             Rows of `embed_tokens`, unscaled, instead of `input_ids`.
         **kwargs : Unpack[TransformersKwargs]
@@ -843,29 +558,18 @@ class VaswaniEncoder(VaswaniStack):
         Returns
         -------
         BaseModelOutput
-            The last layer's states, of shape (batch, source, d_model), and what else was asked for.
+            The last layer's states, of shape (batch, source, d_model), and what else was requested.
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("Give the source exactly once: as input_ids or as inputs_embeds.")
-        words = input_ids if inputs_embeds is None else inputs_embeds
+        if inputs_embeds is None:
+            inputs_embeds = self.embed_tokens(input_ids)
         if position_ids is None:
             if attention_mask is not None and attention_mask.ndim == 2:
                 position_ids = positions_of(attention_mask)
             else:
-                position_ids = torch.arange(words.shape[1], device=words.device).unsqueeze(0)
-        if self._may_pack(attention_mask, kwargs):
-            packing = Packing.of(attention_mask, words)
-            hidden_states = self._embed_packed(packing, input_ids, inputs_embeds, position_ids)
-            for layer in self.layers:
-                hidden_states = layer(hidden_states, packing=packing, **kwargs)
-            return BaseModelOutput(last_hidden_state=packing.unpack(hidden_states))
-
-        if inputs_embeds is None:
-            inputs_embeds = self.embed_tokens(input_ids)
+                position_ids = torch.arange(inputs_embeds.shape[1], device=inputs_embeds.device).unsqueeze(0)
         hidden_states = self._embed(inputs_embeds, position_ids)
-        if self._may_read_weights(hidden_states, attention_mask, kwargs):
-            encode = encode_natively if fits_kernels(self) else encode_real_words
-            return BaseModelOutput(last_hidden_state=encode(self, hidden_states, attention_mask))
         visible = create_bidirectional_mask(
             config=self.config, inputs_embeds=inputs_embeds, attention_mask=attention_mask
         )
@@ -873,17 +577,9 @@ class VaswaniEncoder(VaswaniStack):
             hidden_states = layer(hidden_states, visible, **kwargs)
         return BaseModelOutput(last_hidden_state=hidden_states)
 
-    def _may_read_weights(self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None, options: Any) -> bool:
-        """Tell whether only real words need computing, from weights alone: in inference, if nobody looks inside."""
-        if torch.is_grad_enabled() or attention_mask is None or attention_mask.ndim != 2 or attention_mask.is_cuda:
-            return False
-        if not len(hidden_states) or hidden_states.dtype != self.embed_tokens.weight.dtype:
-            return False
-        return not self._records(options) and self.may_take_fast_paths()
-
 
 class VaswaniDecoder(VaswaniStack):
-    """Write the target: embeddings, positions and `decoder_layers` layers.
+    """Decoder: embeddings, positions and `decoder_layers` layers.
 
     Parameters
     ----------
@@ -926,20 +622,20 @@ class VaswaniDecoder(VaswaniStack):
         use_cache: bool | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> BaseModelOutputWithPastAndCrossAttentions:
-        """Decode target sentences, whole or step by step.
+        """Decode target sequences, whole or step by step.
 
         Parameters
         ----------
         input_ids : torch.Tensor | None, default=None
-            Target words shifted right by one, of shape (batch, target): all, or those that the cache lacks.
+            Target token ids shifted right by one, of shape (batch, target): all, or those that the cache lacks.
         attention_mask : torch.Tensor | None, default=None
-            1 for a real word, 0 for padding, over the cached words too. None means that all are real.
+            1 for a real token, 0 for padding, over the cached tokens too. None means that all are real.
         position_ids : torch.Tensor | None, default=None
-            Positions, if not the count of real words before each word.
+            Positions, if not the count of real tokens before each token.
         encoder_hidden_states : torch.Tensor | None, default=None
             The encoder's output, of shape (batch, source, d_model). Required.
         encoder_attention_mask : torch.Tensor | None, default=None
-            1 for a real source word, 0 for padding.
+            1 for a real source token, 0 for padding.
         past_key_values : Cache | None, default=None
             Keys and values of earlier steps.
         inputs_embeds : torch.Tensor | None, default=None
@@ -952,36 +648,25 @@ class VaswaniDecoder(VaswaniStack):
         Returns
         -------
         BaseModelOutputWithPastAndCrossAttentions
-            The last layer's states, of shape (batch, target, d_model), the cache, and what else was asked for.
+            The last layer's states, of shape (batch, target, d_model), the cache, and what else was requested.
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("Give the target exactly once: as decoder_input_ids or as decoder_inputs_embeds.")
         if encoder_hidden_states is None:
             raise ValueError("The decoder needs encoder_hidden_states, the encoder's output.")
-        words = input_ids if inputs_embeds is None else inputs_embeds
+        if inputs_embeds is None:
+            inputs_embeds = self.embed_tokens(input_ids)
         if use_cache and past_key_values is None:
             past_key_values = DynamicCache(config=self.config)
         if past_key_values is not None and not isinstance(past_key_values, EncoderDecoderCache):
             past_key_values = EncoderDecoderCache(past_key_values, DynamicCache(config=self.config))
         if position_ids is None:
-            length = words.shape[1]
+            length = inputs_embeds.shape[1]
             if attention_mask is not None and attention_mask.ndim == 2:
                 position_ids = positions_of(attention_mask)[:, -length:]
             else:
                 past_length = 0 if past_key_values is None else past_key_values.get_seq_length()
-                position_ids = (torch.arange(length, device=words.device) + past_length).unsqueeze(0)
-        is_source_packable = encoder_attention_mask is None or encoder_attention_mask.ndim == 2
-        if past_key_values is None and is_source_packable and self._may_pack(attention_mask, kwargs):
-            packing = Packing.of(attention_mask, words)
-            source_packing = Packing.of(encoder_attention_mask, encoder_hidden_states)
-            hidden_states = self._embed_packed(packing, input_ids, inputs_embeds, position_ids)
-            encoded = source_packing.pack(encoder_hidden_states)
-            for layer in self.layers:
-                hidden_states = layer(hidden_states, encoded, packing=packing, source_packing=source_packing, **kwargs)
-            return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=packing.unpack(hidden_states))
-
-        if inputs_embeds is None:
-            inputs_embeds = self.embed_tokens(input_ids)
+                position_ids = (torch.arange(length, device=inputs_embeds.device) + past_length).unsqueeze(0)
         hidden_states = self._embed(inputs_embeds, position_ids)
         visible = create_causal_mask(
             config=self.config,
@@ -1010,7 +695,7 @@ class VaswaniDecoder(VaswaniStack):
 
 
 class VaswaniModel(VaswaniPreTrainedModel):
-    """Join encoder and decoder, without the projection to words.
+    """Encoder-decoder without a language-model head.
 
     Parameters
     ----------
@@ -1027,7 +712,7 @@ class VaswaniModel(VaswaniPreTrainedModel):
         self.post_init()
 
     def get_input_embeddings(self) -> nn.Module:
-        """Return the source embedding, to which the other uses of the matrix are tied.
+        """Return the source embedding, to which target embedding and head are tied.
 
         Returns
         -------
@@ -1069,19 +754,19 @@ class VaswaniModel(VaswaniPreTrainedModel):
         Parameters
         ----------
         input_ids : torch.Tensor | None, default=None
-            Source words, of shape (batch, source).
+            Source token ids, of shape (batch, source).
         attention_mask : torch.Tensor | None, default=None
-            1 for a real source word, 0 for padding, on whichever side. None means that all are real.
+            1 for a real source token, 0 for padding, on either side. None means that all are real.
         position_ids : torch.Tensor | None, default=None
-            Source positions, if not the count of real words before each word.
+            Source positions, if not the count of real tokens before each token.
         decoder_input_ids : torch.Tensor | None, default=None
-            Target words shifted right by one, of shape (batch, target). By default the start symbol alone.
+            Target token ids shifted right by one, of shape (batch, target). By default the start token alone.
         decoder_attention_mask : torch.Tensor | None, default=None
-            1 for a real target word, 0 for padding, over the cached words too. None means that all are real.
+            1 for a real target token, 0 for padding, over the cached tokens too. None means that all are real.
         decoder_position_ids : torch.Tensor | None, default=None
-            Target positions, if not the count of real words before each word.
+            Target positions, if not the count of real tokens before each token.
         encoder_outputs : BaseModelOutput | tuple[torch.Tensor, ...] | None, default=None
-            What the encoder returned earlier for this source.
+            The encoder's output for this source, if it was computed before.
         past_key_values : Cache | None, default=None
             Keys and values of earlier steps.
         inputs_embeds : torch.Tensor | None, default=None
@@ -1099,6 +784,11 @@ class VaswaniModel(VaswaniPreTrainedModel):
             The decoder's states, of shape (batch, target, d_model), the cache, and the encoder's output.
         """
         if encoder_outputs is None:
+            if attention_mask is not None and attention_mask.ndim != 2:
+                raise ValueError(
+                    f"attention_mask has shape {tuple(attention_mask.shape)}; it must be (batch, source), because "
+                    "cross-attention reads it too. For another mask call the encoder, and give encoder_outputs."
+                )
             encoder_outputs = self.encoder(
                 input_ids=input_ids,
                 attention_mask=attention_mask,
@@ -1139,39 +829,8 @@ class VaswaniModel(VaswaniPreTrainedModel):
         )
 
 
-class TrainingOutput(Seq2SeqLMOutput):
-    """What the model returns where its loss needs no logits: they are formed when somebody looks at them."""
-
-    form_logits: Callable[[], torch.Tensor] | None = None
-
-    def __getattribute__(self, name: str) -> Any:
-        value = super().__getattribute__(name)
-        if name == "logits" and value is None and self.form_logits is not None:
-            value = self.form_logits()
-            self["logits"] = value
-        return value
-
-    def __getitem__(self, key: Any) -> Any:
-        if key in (0, "loss"):
-            return self.loss
-        _ = self.logits
-        return super().__getitem__(key)
-
-    def to_tuple(self) -> tuple[Any, ...]:
-        """Return everything that is there, in its order.
-
-        Returns
-        -------
-        tuple[Any, ...]
-            Loss, logits, and what else was asked for.
-        """
-        _ = self.logits
-        order = [field.name for field in dataclasses.fields(self)]
-        return tuple(self[name] for name in sorted(self.keys(), key=order.index))
-
-
 class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, VaswaniGenerationMixin):
-    """Translate: the model with its projection to words, its loss, and `generate()`.
+    """Encoder-decoder with a language-model head, its loss, and `generate()`.
 
     Parameters
     ----------
@@ -1180,7 +839,7 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, VaswaniGenerationM
 
     Notes
     -----
-    Section 3.4: the projection is the embedding matrix, without scale and without bias.
+    Section 3.4: the head is the embedding matrix, without scale and without bias.
     """
 
     _tied_weights_keys = {
@@ -1196,6 +855,7 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, VaswaniGenerationM
         self.post_init()
 
     @can_return_tuple
+    @fast_training_step
     def forward(
         self,
         input_ids: torch.Tensor | None = None,
@@ -1214,26 +874,26 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, VaswaniGenerationM
         num_items_in_batch: torch.Tensor | int | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> Seq2SeqLMOutput:
-        """Score the next word at every target position and, with `labels`, compute the loss.
+        """Compute the logits of the next token at every target position and, with `labels`, the loss.
 
         Parameters
         ----------
         input_ids : torch.Tensor | None, default=None
-            Source words, of shape (batch, source).
+            Source token ids, of shape (batch, source).
         attention_mask : torch.Tensor | None, default=None
-            1 for a real source word, 0 for padding, on whichever side. None means that all are real.
+            1 for a real source token, 0 for padding, on either side. None means that all are real.
         position_ids : torch.Tensor | None, default=None
-            Source positions, if not the count of real words before each word.
+            Source positions, if not the count of real tokens before each token.
         decoder_input_ids : torch.Tensor | None, default=None
-            Target words shifted right by one, of shape (batch, target). By default the labels shifted right or,
-            without labels, the start symbol alone.
+            Target token ids shifted right by one, of shape (batch, target). By default the labels shifted right or,
+            without labels, the start token alone.
         decoder_attention_mask : torch.Tensor | None, default=None
-            1 for a real target word, 0 for padding, over the cached words too. None means that all are real but,
-            with labels, the padding before the first real word.
+            1 for a real target token, 0 for padding, over the cached tokens too. None means that all are real but,
+            with labels, the padding before the first real token.
         decoder_position_ids : torch.Tensor | None, default=None
-            Target positions, if not the count of real words before each word.
+            Target positions, if not the count of real tokens before each token.
         encoder_outputs : BaseModelOutput | tuple[torch.Tensor, ...] | None, default=None
-            What the encoder returned earlier for this source.
+            The encoder's output for this source, if it was computed before.
         past_key_values : Cache | None, default=None
             Keys and values of earlier steps.
         inputs_embeds : torch.Tensor | None, default=None
@@ -1241,15 +901,15 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, VaswaniGenerationM
         decoder_inputs_embeds : torch.Tensor | None, default=None
             Rows of the embedding, unscaled, instead of `decoder_input_ids`.
         labels : torch.Tensor | None, default=None
-            Right words, of shape (batch, target), not shifted; -100 where there is none.
+            Target token ids, of shape (batch, target), not shifted; -100 is ignored.
         use_cache : bool | None, default=None
             Whether to return keys and values for the next step. By default as the configuration says, and never
             with labels.
         logits_to_keep : int | torch.Tensor, default=0
-            Positions to score: the last so many, all for 0, or those that a tensor names.
+            Positions whose logits are computed: the last so many, all for 0, or those that a tensor names.
         num_items_in_batch : torch.Tensor | int | None, default=None
-            Number of target words over all devices and micro-batches of this step; the Trainer gives it. The loss is
-            the sum over this batch divided by it, or by the batch's own number of target words.
+            Number of target tokens over all devices and micro-batches of this step; the Trainer gives it. The loss is
+            the sum over this batch divided by it, or by the batch's own number of target tokens.
         **kwargs : Unpack[TransformersKwargs]
             `output_attentions`, `output_hidden_states`, and options of the attention back end.
 
@@ -1264,13 +924,9 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, VaswaniGenerationM
         """
         if labels is not None:
             use_cache = False
-            if decoder_input_ids is None and decoder_inputs_embeds is None:
-                decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
-            if decoder_attention_mask is None and decoder_input_ids is not None and past_key_values is None:
-                decoder_attention_mask = self._mask_leading_padding(decoder_input_ids, labels)
-                if self.model.decoder._may_pack(decoder_attention_mask, kwargs):  # what follows the last label is idle
-                    decoder_attention_mask &= (labels != IGNORED).flip(-1).cumsum(-1).flip(-1) > 0
-
+            decoder_input_ids, decoder_attention_mask = self.prepare_targets(
+                labels, decoder_input_ids, decoder_inputs_embeds, decoder_attention_mask, past_key_values
+            )
         outputs = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -1285,54 +941,21 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, VaswaniGenerationM
             use_cache=use_cache,
             **kwargs,
         )
-        states = outputs.last_hidden_state  # (B, T, D)
-        smoothing = self.config.label_smoothing if self.training else 0.0
+        logits = self.lm_head(slice_logits_to_keep(outputs.last_hidden_state, logits_to_keep))  # (B, T, V)
+        loss = None
+        if labels is not None:
+            label_smoothing = self.config.label_smoothing if self.training else 0.0
+            loss = smoothed_cross_entropy(logits, labels, label_smoothing, num_items_in_batch)
         others = {name: outputs[name] for name in outputs if name != "last_hidden_state"}
-        if labels is not None and logits_to_keep == 0 and self._may_pack_loss():
-            real = (labels != IGNORED).flatten().nonzero().squeeze(-1)
-            count = len(real) if num_items_in_batch is None else num_items_in_batch
-            rows, words = states.flatten(0, 1).index_select(0, real), labels.flatten()[real]
-            scale = 1 / max(float(count), 1)
-            output = TrainingOutput(loss=packed_loss(rows, self.lm_head.weight, words, smoothing, scale), **others)
-            output.form_logits = functools.partial(self.lm_head, states)
-            return output
-
-        logits = self.lm_head(slice_logits_to_keep(states, logits_to_keep))  # (B, T, V)
-        loss = None if labels is None else smoothed_cross_entropy(logits, labels, smoothing, num_items_in_batch)
         return Seq2SeqLMOutput(loss=loss, logits=logits, **others)
 
-    def _may_pack_loss(self) -> bool:
-        """Tell whether the loss may read the matrix of words: in training on a CPU, if nothing wraps it."""
-        head: Any = self.lm_head
-        if not (self.fast_paths and self.training) or torch.compiler.is_compiling() or torch.jit.is_tracing():
-            return False
-        if type(head) is not nn.Linear or "forward" in vars(head) or has_hooks(head) or self._forward_pre_hooks:
-            return False
-        is_plain = type(head.weight) is nn.Parameter and head.weight.device.type == "cpu" and head.bias is None
-        return is_plain and head.weight.dtype in (torch.float32, torch.float64) and not torch.is_autocast_enabled("cpu")
-
-    def get_decoder_states(self, **inputs: Any) -> torch.Tensor:
-        """Return the decoder's states before their projection to words.
-
-        Parameters
-        ----------
-        **inputs : Any
-            Inputs of the model.
-
-        Returns
-        -------
-        torch.Tensor
-            States of shape (batch, target, d_model).
-        """
-        return self.model(**inputs, use_cache=False).last_hidden_state
-
     def prepare_decoder_input_ids_from_labels(self, labels: torch.Tensor) -> torch.Tensor:
-        """Shift labels right by one position, with the start symbol before the first real one.
+        """Shift labels right by one position, with the start token before the first real one.
 
         Parameters
         ----------
         labels : torch.Tensor
-            Right words, of shape (batch, target); -100 fills them up on either side.
+            Target token ids, of shape (batch, target); padded with -100 on either side.
 
         Returns
         -------
@@ -1343,9 +966,9 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, VaswaniGenerationM
         -----
         Section 3.1. Data collators call this by its name.
         """
-        real = labels != IGNORED
-        previous = nn.functional.pad(labels, (1, -1), value=IGNORED)
-        shifted = previous.masked_fill(previous == IGNORED, self.config.pad_token_id)
+        real = labels != IGNORE_INDEX
+        previous = nn.functional.pad(labels, (1, -1), value=IGNORE_INDEX)
+        shifted = previous.masked_fill(previous == IGNORE_INDEX, self.config.pad_token_id)
         return shifted.masked_fill(real & (real.cumsum(-1) == 1), self.config.decoder_start_token_id)
 
     def prepare_inputs_for_generation(
@@ -1354,16 +977,16 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, VaswaniGenerationM
         decoder_attention_mask: torch.Tensor | None = None,
         **kwargs: Any,
     ) -> dict[str, Any]:
-        """Build the arguments of one decoding step.
+        """Prepare the inputs of one decoding step.
 
         Parameters
         ----------
         input_ids : torch.Tensor
-            Target words so far, of shape (batch, target).
+            Target token ids so far, of shape (batch, target).
         decoder_attention_mask : torch.Tensor | None, default=None
-            1 for a real target word, 0 for the padding of prefixes of unequal length.
+            1 for a real target token, 0 for the padding of prefixes of unequal length.
         **kwargs : Any
-            What else `generate()` hands from step to step.
+            Further arguments that `generate()` passes from step to step.
 
         Returns
         -------
@@ -1372,17 +995,48 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, VaswaniGenerationM
 
         Notes
         -----
-        With a static cache, transformers turns the mask into one from which positions cannot be read any more, so
-        they are read here.
+        With a static cache, transformers turns the mask into one from which positions cannot be derived any more, so
+        they are computed here.
         """
         if decoder_attention_mask is not None:
             kwargs.setdefault("decoder_position_ids", positions_of(decoder_attention_mask))
         return super().prepare_inputs_for_generation(input_ids, decoder_attention_mask=decoder_attention_mask, **kwargs)
 
-    def _mask_leading_padding(self, decoder_input_ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Mask the padding before a target; what follows it needs no mask, for nothing real looks ahead."""
-        real = (labels != IGNORED) | (decoder_input_ids != self.config.pad_token_id)
-        return real.cumsum(-1) > 0
+    def prepare_targets(
+        self,
+        labels: torch.Tensor,
+        decoder_input_ids: torch.Tensor | None = None,
+        decoder_inputs_embeds: torch.Tensor | None = None,
+        decoder_attention_mask: torch.Tensor | None = None,
+        past_key_values: Cache | None = None,
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """Derive what is not given of the decoder's input from the labels.
+
+        Parameters
+        ----------
+        labels : torch.Tensor
+            Target token ids, of shape (batch, target); -100 is ignored.
+        decoder_input_ids : torch.Tensor | None, default=None
+            The decoder's input, if not the labels shifted right.
+        decoder_inputs_embeds : torch.Tensor | None, default=None
+            Rows of the embedding instead.
+        decoder_attention_mask : torch.Tensor | None, default=None
+            1 for a real target token, 0 for padding.
+        past_key_values : Cache | None, default=None
+            Keys and values of earlier steps.
+
+        Returns
+        -------
+        tuple[torch.Tensor | None, torch.Tensor | None]
+            `decoder_input_ids` and `decoder_attention_mask`. The mask hides padding before a target; padding after it
+            needs no mask, because no real position looks ahead.
+        """
+        if decoder_input_ids is None and decoder_inputs_embeds is None:
+            decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
+        if decoder_attention_mask is None and decoder_input_ids is not None and past_key_values is None:
+            is_real = (labels != IGNORE_INDEX) | (decoder_input_ids != self.config.pad_token_id)
+            decoder_attention_mask = is_real.cumsum(-1) > 0
+        return decoder_input_ids, decoder_attention_mask
 
 
 __all__ = ["VaswaniForConditionalGeneration", "VaswaniModel", "VaswaniPreTrainedModel"]

@@ -12,6 +12,8 @@ from transformers import PreTrainedTokenizerFast
 from transformers.tokenization_utils_base import AddedToken
 from transformers.utils import logging
 
+from .data.text_files import read_lines
+
 logger = logging.get_logger(__name__)
 
 SPECIAL_TOKENS = {"pad_token": "<pad>", "eos_token": "</s>", "bos_token": "<s>"}
@@ -226,57 +228,6 @@ class _Lines:
     def __iter__(self) -> Iterator[str]:
         for path in self.paths:
             yield from read_lines(path)
-
-
-def read_lines(path: Path) -> Iterator[str]:
-    """Read the lines of a text file in UTF-8.
-
-    Parameters
-    ----------
-    path : Path
-        The file.
-
-    Yields
-    ------
-    str
-        A line without its end, and without the mark of byte order that some editors write first.
-
-    Raises
-    ------
-    ValueError
-        If a line is not valid UTF-8, naming file and line.
-    """
-    with path.open("rb") as lines:
-        for number, line in enumerate(lines, start=1):
-            yield decode_line(line, number, str(path))
-
-
-def decode_line(line: bytes, number: int, source: str) -> str:
-    """Decode a line in UTF-8.
-
-    Parameters
-    ----------
-    line : bytes
-        The line; its end is dropped, and the mark of byte order before the first one.
-    number : int
-        Its number, from 1.
-    source : str
-        Where it comes from, for errors.
-
-    Returns
-    -------
-    str
-        The text.
-
-    Raises
-    ------
-    ValueError
-        If it is not valid UTF-8, naming source and line.
-    """
-    try:
-        return line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{source}, line {number}: not valid UTF-8 ({error.reason}).") from None
 
 
 def _texts(sentences: Iterable[str | Mapping[str, str]]) -> Iterator[str]:

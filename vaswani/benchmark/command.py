@@ -8,10 +8,11 @@ from typing import Any
 
 from tqdm.auto import tqdm
 
-from ..shipped import folder_or_name
+from ..convert.requirements import refuse_what_peers_lack
+from ..hub.shipped import folder_or_name
+from ..plotting.charts import draw_chart, draw_growth
 from . import report
-from .chart import draw_chart
-from .growth import draw_growth, growth_as_json, growth_table, run_growth
+from .growth import LEAST_MEMORY, growth_as_json, growth_table, run_growth
 from .loops import LoopCell, loop_table, loops_as_json, measure_loops
 from .measure import (
     COMPARED,
@@ -25,7 +26,7 @@ from .measure import (
     start_workers,
 )
 from .pairs import BATCHES_IN_A_ROUND, MAKERS, TrainingCell, TrainingJob, make_training_job, tokenized_pairs
-from .peers import ENGINES, Vaswani, refuse_what_peers_lack
+from .peers import ENGINES, Vaswani
 from .startup import run_startup, startup_table
 from .workload import BEAMS, LENGTHS, SIZES, Cell, Job, config_of, make_job, tokenized_sentences
 
@@ -169,7 +170,7 @@ def _measure_alone(options: argparse.Namespace) -> None:
         found = run_growth(size, rounds=options.rounds, threads=(options.threads or [1])[0])
         contents["growth"] = {"size": size, "series": growth_as_json(found)}
         report.show(*growth_table(found))
-        draw_growth(found, options.growth)
+        draw_growth(growth_as_json(found), options.growth, LEAST_MEMORY)
     if options.output:
         report.write_json(options.output, contents)
 

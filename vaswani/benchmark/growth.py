@@ -10,7 +10,6 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from tqdm.auto import tqdm
@@ -283,67 +282,6 @@ def _exponents(each: Series) -> tuple[float, float, float]:
     return time_power, memory_power, allowed
 
 
-def draw_growth(found: Sequence[Series], path: Path) -> None:
-    """Draw time and memory beside the formula, in log-log pictures.
-
-    Parameters
-    ----------
-    found : Sequence[Series]
-        From `run_growth`.
-    path : Path
-        PNG file.
-
-    Notes
-    -----
-    The formula is scaled to the largest point. Where what was measured lies above it further left, it grows slower.
-    """
-    import matplotlib as mpl  # here, because it takes a second to import
-
-    mpl.use("Agg")
-    from matplotlib import pyplot
-    from matplotlib.ticker import FuncFormatter, NullFormatter, NullLocator
-
-    figure, grid = pyplot.subplots(2, len(found), figsize=(3.6 * len(found), 6.4), squeeze=False, layout="constrained")
-    plain = FuncFormatter(lambda value, _: f"{value:g}")
-    for column, each in enumerate(found):
-        time_power, memory_power, allowed = _exponents(each)
-        pictures = (
-            (grid[0, column], "processor time, s", each.seconds, time_power, 0),
-            (
-                grid[1, column],
-                "memory, MiB",
-                [needed / MEGABYTE for needed in each.memory],
-                memory_power,
-                LEAST_MEMORY / MEGABYTE,
-            ),
-        )
-        for axes, unit, costs, power, least in pictures:
-            points = [(value, cost) for value, cost in zip(each.values, costs, strict=True) if cost >= least]
-            axes.set_xlabel({"words": "words of the sentence"}.get(each.quantity, each.quantity))
-            axes.set_ylabel(unit if column == 0 else "")
-            if not points:
-                axes.text(0.5, 0.5, f"below {LEAST_MEMORY / MEGABYTE:g} MiB", ha="center", transform=axes.transAxes)
-                axes.set(xticks=[], yticks=[])
-                continue
-            scale = points[-1][1] / each.formula[each.values.index(points[-1][0])]
-            curve = [scale * operations for operations in each.formula]
-            axes.loglog(each.values, curve, "--", color="tab:orange", label=f"Table 1: power {allowed:.2f}")
-            measured = "measured" if math.isnan(power) else f"measured: power {power:.2f}"
-            axes.loglog(*zip(*points, strict=True), "o-", color="tab:blue", label=measured)
-            axes.set_xticks(each.values)
-            for axis in (axes.xaxis, axes.yaxis):
-                axis.set_major_formatter(plain)
-                axis.set_minor_formatter(NullFormatter())
-            axes.xaxis.set_minor_locator(NullLocator())
-            axes.tick_params(labelsize=8)
-            axes.grid(alpha=0.3)
-            axes.legend(fontsize=8, loc="best")
-        grid[0, column].set_title(each.title, fontsize=10)
-    figure.suptitle("Growth beside n² d + n d², scaled to the largest point; power: between the two largest values")
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)
-
-
 def growth_as_json(found: Sequence[Series]) -> list[dict[str, Any]]:
     """Bring the measurement into a form for JSON.
 
@@ -365,4 +303,4 @@ def growth_as_json(found: Sequence[Series]) -> list[dict[str, Any]]:
     return contents
 
 
-__all__ = ["Series", "draw_growth", "exponent", "formula", "growth_as_json", "growth_table", "run_growth"]
+__all__ = ["LEAST_MEMORY", "Series", "exponent", "formula", "growth_as_json", "growth_table", "run_growth"]

@@ -20,11 +20,11 @@ from transformers import (
 )
 from transformers.utils import logging
 
-from ..modeling_vaswani import IGNORED
-from ..training import VaswaniTrainer, VaswaniTrainingArguments
+from ..configuration_vaswani import IGNORE_INDEX
+from ..convert.marian import to_marian
+from ..training.trainer import VaswaniTrainer, VaswaniTrainingArguments
 from .measure import changed_environment
 from .pairs import Pair
-from .peers import to_marian
 from .report import aligned
 from .workload import build_model, learn_tokenizer
 
@@ -94,7 +94,7 @@ class _Clock(TrainerCallback):
         training_step = trainer.training_step
 
         def timed(model: Any, inputs: dict[str, torch.Tensor], *rest: Any) -> Any:
-            self.tokens += int(inputs["attention_mask"].sum()) + int((inputs["labels"] != IGNORED).sum())
+            self.tokens += int(inputs["attention_mask"].sum()) + int((inputs["labels"] != IGNORE_INDEX).sum())
             start = time.perf_counter()
             result = training_step(model, inputs, *rest)
             self.step_seconds += time.perf_counter() - start

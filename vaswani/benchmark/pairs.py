@@ -8,9 +8,9 @@ from typing import ClassVar, Self
 
 import numpy as np
 
-from ..batching import BatchPlan
-from ..grammar import Grammar
-from ..sentences import read_aligned
+from ..data.batching import BatchPlan
+from ..data.grammar import Grammar
+from ..data.text_files import read_aligned
 from .workload import LINES_READ, LONGEST, SENTENCES_MADE, learn_tokenizer
 
 Pair = dict[str, list[int]]

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from ..native_vaswani import kernels
+from ..kernels import library
 from .peers import Engine
 from .workload import Job
 
@@ -13,11 +13,11 @@ REST = "the rest"
 # What each kind of work is, in the order of the report; all but the last are functions of the kernels.
 KINDS = {
     "encode": "the encoder's layers",
-    "prepare_source": "keys and values of the source, for every layer of the decoder",
-    "decode": "the decoder's layers",
-    "rank_continuations": "products with the matrix of all words, and the search for the best of them",
-    "score_words": "products with the matrix of all words, where processors want to see all scores",
-    "rank_scores": "the search for the best words among processed scores",
+    "project_source": "keys and values of the source, for every layer of the decoder",
+    "decode_step": "the decoder's layers",
+    "best_continuations": "products with the output embedding, and the search for the best tokens",
+    "score_tokens": "products with the output embedding, where processors want to see all scores",
+    "top_k_rows": "the search for the best tokens among processed scores",
     "fingerprint": "seeing whether weights have changed since the last call",
     REST: "the interpreter, transformers, processors and small operators of torch",
 }
@@ -26,7 +26,7 @@ KINDS = {
 @contextlib.contextmanager
 def _timed_kernels(seconds: dict[str, float]) -> Iterator[None]:
     """Add up the time of each function of the kernels."""
-    library = kernels()
+    kernels: Any = library.load()
 
     def timed(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any) -> Any:
@@ -37,14 +37,14 @@ def _timed_kernels(seconds: dict[str, float]) -> Iterator[None]:
 
         return call
 
-    functions = {name: getattr(library, name) for name in KINDS if name != REST}
+    functions = {name: getattr(kernels, name) for name in KINDS if name != REST}
     for name, function in functions.items():
-        setattr(library, name, timed(name, function))
+        setattr(kernels, name, timed(name, function))
     try:
         yield
     finally:
         for name, function in functions.items():
-            setattr(library, name, function)
+            setattr(kernels, name, function)
 
 
 def profile(engine: Engine, job: Job) -> dict[str, float]:
@@ -67,7 +67,7 @@ def profile(engine: Engine, job: Job) -> dict[str, float]:
     ValueError
         Where the kernels were not built.
     """
-    if kernels() is None:
+    if library.load() is None:
         raise ValueError("A profile shows the time of the compiled kernels, which this installation does not have.")
     call = engine.prepare(job)
     seconds = dict.fromkeys(KINDS, 0.0)

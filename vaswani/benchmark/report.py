@@ -9,7 +9,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
-from ..results import cpu_name, package_versions, usable_cores
+from ..hub.results import cpu_name, package_versions, usable_cores
 from .measure import AGREEMENT, LOSS_DIFFERENCE, TASKS, CellResult, Timing, ratio
 from .pairs import BATCHES_IN_A_ROUND, TrainingCell
 from .peers import Vaswani

@@ -12,7 +12,7 @@ from typing import Any
 
 from transformers.utils import logging
 
-from ..grammar import Grammar
+from ..data.grammar import Grammar
 from ..modeling_vaswani import VaswaniForConditionalGeneration
 from ..presets import preset
 from .report import aligned
@@ -44,7 +44,7 @@ times["torch"] = time.perf_counter()
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, GenerationMixin, PreTrainedModel, PreTrainedTokenizerFast
 times["transformers"] = time.perf_counter()
 import vaswani.cli, vaswani.modeling_vaswani, vaswani.tokenization_vaswani
-from vaswani.translation import Translator
+from vaswani.inference.translator import Translator
 times["vaswani"] = time.perf_counter()
 load = Translator.from_pretrained
 

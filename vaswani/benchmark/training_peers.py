@@ -14,10 +14,13 @@ from torch import nn
 from transformers import BartConfig, BartForConditionalGeneration
 from transformers.trainer_pt_utils import LabelSmoother
 
-from ..batching import PairCollator
-from ..modeling_vaswani import IGNORED, VaswaniForConditionalGeneration, sinusoidal_positions
+from ..configuration_vaswani import IGNORE_INDEX
+from ..convert.marian import shared_fields, to_marian
+from ..convert.requirements import POSITIONS, refuse_what_peers_lack
+from ..data.batching import PairCollator
+from ..modeling_vaswani import VaswaniForConditionalGeneration, sinusoidal_positions
 from .pairs import TrainingJob
-from .peers import POSITIONS, Engine, refuse_what_peers_lack, shared_fields, to_marian
+from .peers import Engine
 
 # Section 5.4, for every size and every engine.
 DROPOUT, SMOOTHING = 0.1, 0.1
@@ -339,7 +342,7 @@ class TorchTraining(Trainer):
     def _loss(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
         logits = self.network(batch["input_ids"], batch["attention_mask"], batch["decoder_input_ids"])
         return nn.functional.cross_entropy(
-            logits.flatten(0, 1), batch["labels"].flatten(), ignore_index=IGNORED, label_smoothing=self.smoothing
+            logits.flatten(0, 1), batch["labels"].flatten(), ignore_index=IGNORE_INDEX, label_smoothing=self.smoothing
         )
 
 

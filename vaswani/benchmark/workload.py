@@ -11,11 +11,12 @@ import torch
 from transformers import AutoTokenizer
 
 from ..configuration_vaswani import VaswaniConfig
+from ..data.grammar import Grammar
+from ..data.text_files import read_lines
 from ..generation_vaswani import paper_generation_config
-from ..grammar import Grammar
 from ..modeling_vaswani import VaswaniForConditionalGeneration
 from ..presets import preset
-from ..tokenization_vaswani import VaswaniTokenizer, logger, read_lines
+from ..tokenization_vaswani import VaswaniTokenizer, logger
 
 SIZES = ("base", "tiny")
 LENGTHS = ("equal", "ragged", "free")

@@ -1,15 +1,13 @@
-/* The residual connection: dropout, sum and layer normalisation in one pass, for `packing_vaswani.py`.
+/* The residual connection: dropout, sum and layer normalisation in one pass.
 
    What this gains over torch: five passes over memory become one each way, and no mask of dropout is kept. */
 
-#include "common.h"
+#include <omp.h>
+#include <stdlib.h>
 
-struct residual {
-    int64_t threads, rows, width;
-    uint32_t row_seed, seed, threshold; /* a number is dropped if its bits are below the threshold */
-    float scale, epsilon;
-    const float *weight, *bias;
-};
+#include "kernels.h"
+#include "residual.h"
+#include "vectors.h"
 
 /* Mix the bits of a number, as the last step of MurmurHash3 does. */
 static inline uint32_t scrambled(uint32_t bits)
@@ -34,7 +32,7 @@ static void draw_dropout(const struct residual *residual, int64_t row, float *fa
 
 /* Normalise states + dropout(update), and keep for each row what backward needs: the normalised row before weight and
    bias, and the factor that normalised it. */
-void add_and_norm(
+EXPORT int64_t residual_forward(
     const struct residual *residual, const float *states, const float *update, float *output, float *normal,
     float *factors)
 {
@@ -51,22 +49,25 @@ void add_and_norm(
         float mean = sum / width;
 #pragma omp simd reduction(+ : squares)
         for (int64_t at = 0; at < width; at++) squares += (unit[at] - mean) * (unit[at] - mean);
-        float factor = factors[row] = 1 / sqrtf(squares / width + residual->epsilon);
+        float factor = factors[row] = 1 / sqrtf(squares / width + residual->eps);
 #pragma omp simd
         for (int64_t at = 0; at < width; at++) {
             unit[at] = (unit[at] - mean) * factor;
             result[at] = unit[at] * weight[at] + bias[at];
         }
     }
+    return NO_FAILURE;
 }
 
 /* Form the gradients of states, update, weight and bias from that of the output; the last two must begin with 0. */
-void add_and_norm_backward(
+EXPORT int64_t residual_backward(
     const struct residual *residual, const float *normal, const float *factors, const float *output_grad,
     float *states_grad, float *update_grad, float *weight_grad, float *bias_grad)
 {
     int64_t width = residual->width;
-    float *parts = calloc(residual->threads * 2 * width, sizeof(float)); /* of each thread: weight's and bias's */
+    float *parts = allocate(residual->threads, 2 * width * sizeof(float)); /* of each thread: weight's and bias's */
+    if (!parts) return fail(NO_MEMORY, width, 0, 0);
+    memset(parts, 0, residual->threads * 2 * width * sizeof(float));
 #pragma omp parallel num_threads(residual->threads)
     {
         float *own_weight_grad = parts + omp_get_thread_num() * 2 * width, *own_bias_grad = own_weight_grad + width;
@@ -98,4 +99,5 @@ void add_and_norm_backward(
             bias_grad[at] += parts[(2 * thread + 1) * width + at];
         }
     free(parts);
+    return NO_FAILURE;
 }

@@ -5,7 +5,7 @@ from typing import Any
 import datasets
 import evaluate
 
-from vaswani.evaluation import evaluate_translations
+from vaswani.inference.evaluation import evaluate_translations
 
 CITATION = """\
 @inproceedings{post-2018-call,
@@ -40,7 +40,7 @@ tokenize : str | None, default=None
 
 
 class VaswaniBleu(evaluate.Metric):
-    """Score translations with `vaswani.evaluation.evaluate_translations`."""
+    """Score translations with `vaswani.inference.evaluation.evaluate_translations`."""
 
     def _info(self) -> evaluate.MetricInfo:
         text = datasets.Value("string")

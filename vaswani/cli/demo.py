@@ -1,0 +1,34 @@
+"""`vaswani demo`: a model that learns a small language in minutes."""
+
+import argparse
+from pathlib import Path
+
+from .options import positive
+
+
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    """Add what the command takes.
+
+    Parameters
+    ----------
+    command : argparse.ArgumentParser
+        Parser of the command.
+    """
+    command.add_argument("--output", type=Path, default="vaswani-demo", help="folder for the run (%(default)s)")
+    command.add_argument("--steps", type=positive, default=500, help="updates to train for (default: %(default)s)")
+
+
+def run(options: argparse.Namespace) -> None:
+    """Train and try the demo's model.
+
+    Parameters
+    ----------
+    options : argparse.Namespace
+        What the command line gave.
+    """
+    from .. import demo
+
+    demo.run(options.output, options.steps)
+
+
+__all__ = ["add_arguments", "run"]

@@ -1,0 +1,148 @@
+"""The options that several commands have, and what is made of them."""
+
+import argparse
+import math
+from pathlib import Path
+from typing import Any
+
+from ..hub.shipped import DEFAULT_MODEL
+
+
+def add_search(command: argparse.ArgumentParser) -> None:
+    """Add the options of beam search.
+
+    Parameters
+    ----------
+    command : argparse.ArgumentParser
+        Parser of the command.
+    """
+    command.add_argument("--beams", type=positive, help="beams of the search (default: the model's; paper: 4)")
+    strength = "strength of the length penalty (default: the model's; paper: 0.6)"
+    command.add_argument("--length-penalty", type=penalty, help=strength)
+
+
+def search_options(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the options of beam search that were given.
+
+    Parameters
+    ----------
+    options : argparse.Namespace
+        What the command line gave.
+
+    Returns
+    -------
+    dict[str, Any]
+        Fields of the generation configuration.
+    """
+    given = {"num_beams": options.beams, "length_penalty": options.length_penalty}
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def add_models(command: argparse.ArgumentParser) -> None:
+    """Add the options that choose models and how they work.
+
+    Parameters
+    ----------
+    command : argparse.ArgumentParser
+        Parser of the command.
+    """
+    models = f"folder or Hub name of the model; several decide together (default: {DEFAULT_MODEL}, of this package)"
+    command.add_argument("--model", nargs="+", action="extend", metavar="FOLDER_OR_NAME", help=models)
+    batch = "source tokens of a batch, padding included, times beams (default: 16384)"
+    command.add_argument("--batch-tokens", type=positive, help=batch)
+    longest = "tokens that a sentence may have, its end symbol included (default: 512)"
+    command.add_argument("--max-source-tokens", type=positive, help=longest)
+    command.add_argument("--device", help="where to work (default: cuda if there is one, or cpu)")
+    command.add_argument("--int8", action="store_true", help="round weights to eight bits: faster on a CPU")
+
+
+def load_translator(options: argparse.Namespace, **changes: Any) -> Any:
+    """Load the models, without bars and notes that only a programmer wants to see.
+
+    Parameters
+    ----------
+    options : argparse.Namespace
+        What the command line gave.
+    **changes : Any
+        Further options of `Translator.from_pretrained`.
+
+    Returns
+    -------
+    Any
+        The `Translator`.
+
+    Raises
+    ------
+    ValueError
+        If the name of a model is a sentence.
+    """
+    from transformers.utils import logging
+
+    from ..inference.translator import Translator
+
+    models = options.model or [DEFAULT_MODEL]
+    for name in models:
+        if " " in name and not Path(name).exists():
+            raise ValueError(f"{name!r} is no model. Sentences stand before --model.")
+    for name in ("batch_tokens", "max_source_tokens"):
+        if getattr(options, name) is not None:
+            changes[name] = getattr(options, name)
+    logging.disable_progress_bar()
+    try:
+        return Translator.from_pretrained(models, options.device, options.int8, **changes)
+    finally:
+        logging.enable_progress_bar()
+
+
+def penalty(text: str) -> float:
+    """Read the strength of a length penalty.
+
+    Parameters
+    ----------
+    text : str
+        What was typed.
+
+    Returns
+    -------
+    float
+        The number.
+
+    Raises
+    ------
+    argparse.ArgumentTypeError
+        If it is not a number from -100 to 100.
+    """
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not -100 <= number <= 100:
+        raise argparse.ArgumentTypeError(f"must be a number from -100 to 100, not {text!r}")
+    return number
+
+
+def positive(text: str) -> int:
+    """Read a positive whole number.
+
+    Parameters
+    ----------
+    text : str
+        What was typed.
+
+    Returns
+    -------
+    int
+        The number.
+
+    Raises
+    ------
+    argparse.ArgumentTypeError
+        If it is anything else.
+    """
+    number = int(text) if text.lstrip("-").isdigit() else 0
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, not {text!r}")
+    return number
+
+
+__all__ = ["add_models", "add_search", "load_translator", "penalty", "positive", "search_options"]

@@ -1,0 +1,36 @@
+"""The requirements: what a model must be for other libraries to express it."""
+
+from ..configuration_vaswani import VaswaniConfig
+
+# Rows of the tables of positions that peers have.
+POSITIONS = 1024
+
+
+def refuse_what_peers_lack(config: VaswaniConfig) -> None:
+    """Raise an error for a model that the peers cannot express.
+
+    Parameters
+    ----------
+    config : VaswaniConfig
+        Configuration of the model.
+
+    Raises
+    ------
+    ValueError
+        Naming the field, its value and what the peers have.
+    """
+    head = config.d_model // config.num_attention_heads
+    needed = {
+        "d_k": head,
+        "d_v": head,
+        "position_encoding": "sinusoidal",
+        "activation_function": "relu",
+        "tie_word_embeddings": True,
+        "eos_token_id": config.eos_token_id if isinstance(config.eos_token_id, int) else "a single number",
+    }
+    for name, value in needed.items():
+        if getattr(config, name) != value:
+            raise ValueError(f"The model has {name}={getattr(config, name)!r}; the peers can only have {value!r}.")
+
+
+__all__ = ["POSITIONS", "refuse_what_peers_lack"]

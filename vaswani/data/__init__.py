@@ -1,0 +1,3 @@
+"""The data: from text files to batches of token ids."""
+
+__all__: list[str] = []

@@ -1,0 +1,3 @@
+"""The Hub: models that are loaded and pushed, their results and their cards."""
+
+__all__: list[str] = []

@@ -1,0 +1,324 @@
+"""A stack's weights as the kernels read them: packed, checked, and kept from one call to the next.
+
+What a kernel is told comes from the modules that it replaces: widths from their weights, the rest from their
+attributes. The copies are kept here and not on the modules, so nobody who copies, saves or changes a model meets them.
+"""
+
+import ctypes
+import secrets
+import threading
+from ctypes import c_int64
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import nn
+
+from .checks import checked, kernels
+from .library import Layer, Linear, Norm, Stack
+from .product import pack, pack_quantised, padded, quantise
+
+# Attention modules, norms and linear layers of a layer, by the names of the structure's fields.
+_SELF, _CROSS = "self_attn", "encoder_attn"
+
+
+def is_quantised(weight: torch.Tensor) -> bool:
+    """Tell whether a weight is one of torchao's int8 tensors.
+
+    Parameters
+    ----------
+    weight : torch.Tensor
+        The weight of a linear layer.
+
+    Returns
+    -------
+    bool
+        Whether it has int8 numbers and scales. Whoever asks has to know how inputs are quantised.
+    """
+    return type(weight).__name__ == "Int8Tensor"
+
+
+class _Source:
+    """The modules of a stack at one moment: tensors that share the parameters' memory, and numbers.
+
+    `.data` is read under the lock of the interpreter, so another thread that replaces it does not come in between; what
+    is read stays alive with this object.
+    """
+
+    def __init__(self, stack: Any, output: nn.Linear | None) -> None:
+        self.tensors: list[torch.Tensor] = []
+        self.numbers: list[float] = []
+        self._config: Any = None
+        self._widths = 0, 0
+        self.layers = [self._layer(layer._modules) for layer in stack._modules["layers"]._modules.values()]
+        self.output = None if output is None else self._linear(output)
+        self.embed_scale = float(stack.embed_scale)
+        self.numbers.append(self.embed_scale)
+        # The embedding is read where it stands, so a change of it needs not be noticed, but its place matters.
+        self.embedding = None if output is None else stack.embed_tokens.weight.data
+        self.place: Any = None
+        if self.embedding is not None:
+            if self.embedding.dtype != torch.float32 or not self.embedding.is_contiguous():
+                self._add(self.embedding)
+            self.place = self.embedding.data_ptr(), self.embedding.shape
+
+    def _layer(self, modules: dict[str, Any]) -> dict[str, Any]:
+        parts: dict[str, Any] = {name: self._attention(modules[name]) for name in (_SELF, _CROSS) if name in modules}
+        for name in (_SELF, _CROSS, "feed_forward"):
+            if name in modules:
+                parts[f"{name}_norm"] = self._norm(modules[f"{name}_layer_norm"])
+        feed_forward = modules["feed_forward"]._modules
+        parts["fc1"], parts["fc2"] = self._linear(feed_forward["fc1"]), self._linear(feed_forward["fc2"])
+        return parts
+
+    def _attention(self, attention: Any) -> dict[str, Any]:
+        modules = attention._modules
+        if attention.config is not self._config:  # layers share it, and reading it is slow
+            self._config = attention.config
+            self._widths = int(self._config.d_k), int(self._config.d_v)
+        d_k, d_v = self._widths
+        scaling = float(attention.scaling)
+        self.numbers += (scaling, d_k, d_v)
+        linears = {name: self._linear(modules[name]) for name in ("q_proj", "k_proj", "v_proj", "out_proj")}
+        return {"scaling": scaling, "d_k": d_k, "d_v": d_v, **linears}
+
+    def _norm(self, norm: Any) -> tuple[Any, Any, float]:
+        self.numbers.append(norm.eps)
+        weight, bias = norm._parameters["weight"], norm._parameters["bias"]
+        return self._add(weight), self._add(bias), float(norm.eps)
+
+    def _linear(self, linear: Any) -> tuple[Any, Any]:
+        """Return the weight, or its numbers and scales, and the bias."""
+        parameters = linear._parameters
+        weight, bias = parameters["weight"], self._add(parameters["bias"])
+        if is_quantised(weight):
+            return (self._add(weight.qdata), self._add(weight.scale)), bias
+        return self._add(weight), bias
+
+    def _add(self, tensor: torch.Tensor | None) -> torch.Tensor | None:
+        if tensor is None:
+            self.numbers.append(-1)
+            return None
+        tensor = tensor.data
+        self.tensors.append(tensor)
+        return tensor
+
+    def state(self) -> Any:
+        """Return what changes when any of it changes."""
+        contiguous = [each if each.is_contiguous() else each.contiguous() for each in self.tensors]
+        count, array = len(contiguous), c_int64 * len(contiguous)
+        addresses, sizes = (
+            array(*[each.data_ptr() for each in contiguous]),
+            array(*[each.nbytes for each in contiguous]),
+        )
+        hashed = kernels().fingerprint(torch.get_num_threads(), _SECRET, count, addresses, sizes)
+        kinds = [(each.shape, each.dtype) for each in contiguous]
+        return hashed, self.place, self.numbers, kinds
+
+
+class PackedWeights:
+    """A stack's weights as the kernels read them.
+
+    Everything that `structure` points to belongs to this object, or is kept alive by it, and the object never changes.
+
+    Parameters
+    ----------
+    stack : Any
+        An encoder or a decoder, with layers like those of the paper's model.
+    output : nn.Linear | None, default=None
+        The output embedding of a decoder.
+
+    Raises
+    ------
+    ValueError
+        If weights do not fit each other or the kernels, or attention differs from layer to layer in its widths.
+    """
+
+    def __init__(self, stack: Any, output: nn.Linear | None = None) -> None:
+        source = _Source(stack, output)
+        self._build(source, source.state())
+
+    @classmethod
+    def of(cls, stack: Any, output: nn.Linear | None = None) -> "PackedWeights":
+        """Return the copies that are kept for a stack, made anew where its weights changed.
+
+        Parameters
+        ----------
+        stack : Any
+            An encoder or a decoder, with layers like those of the paper's model.
+        output : nn.Linear | None, default=None
+            The output embedding of a decoder.
+
+        Returns
+        -------
+        PackedWeights
+            The copies.
+
+        Notes
+        -----
+        All weights are read, and hashed, in every call: whatever changed them, not even a bit goes unnoticed.
+        """
+        source = _Source(stack, output)
+        state = source.state()
+        kept = _kept.get(stack)
+        if kept is not None and kept._state == state:
+            return kept
+        with _lock:
+            kept = _kept.get(stack)
+            if kept is None or kept._state != state:
+                _kept.pop(stack, None)  # free the old copies first
+                kept = cls.__new__(cls)
+                kept._build(source, state)
+                _kept[stack] = kept
+        return kept
+
+    def _build(self, source: _Source, state: Any) -> None:
+        self._state = state
+        self._owned: list[torch.Tensor] = []
+        self._positions = torch.empty(0)
+        first = source.layers[0][_SELF]
+        self._widths = first["d_k"], first["d_v"]
+        self.is_quantised = isinstance(first["q_proj"][0], tuple)
+        (rows, d_model), d_k = self._shape(first["q_proj"]), first["d_k"]
+        if d_k < 1 or first["d_v"] < 1 or rows % d_k:
+            raise ValueError(f"d_k is {d_k} and d_v {first['d_v']}; q_proj has {rows} outputs for whole heads of d_k.")
+        self._d_model, self._heads = d_model, rows // d_k
+        self.d_ff = max(self._shape(layer["fc1"])[0] for layer in source.layers)
+        self._layers = (Layer * len(source.layers))(*[self._layer(layer) for layer in source.layers])
+        self.structure = Stack(
+            layers=len(source.layers),
+            d_model=d_model,
+            heads=self._heads,
+            d_k=d_k,
+            d_v=first["d_v"],
+            d_ff=self.d_ff,
+            embed_scale=source.embed_scale,
+            layer=ctypes.addressof(self._layers),
+        )
+        if source.output is not None and source.embedding is not None:
+            self.structure.output = self._linear("lm_head", d_model, None, source.output)
+            embedding = checked("embed_tokens.weight", source.embedding.float(), (None, d_model), torch.float32)
+            self.structure.embeddings = len(embedding)
+            self.structure.embedding = self._own(embedding)
+        self.pointer = ctypes.byref(self.structure)
+        keys, values = self._heads * d_k, self._heads * first["d_v"]
+        # The widest rows of a workspace: of products, and of what is quantised.
+        self.widest = max(padded(2 * keys + values), padded(self.d_ff) + padded(d_model))
+        self.deepest = max(padded(self.d_ff), padded(d_model), padded(values))
+
+    def positions(self, stack: Any, length: int) -> torch.Tensor:
+        """Return encoded positions.
+
+        Parameters
+        ----------
+        stack : Any
+            The stack, with sinusoidal positions.
+        length : int
+            How many are needed.
+
+        Returns
+        -------
+        torch.Tensor
+            At least so many rows of d_model numbers.
+        """
+        positions = self._positions
+        if len(positions) < length:
+            encoded = stack.encode_positions(torch.arange(length, device="cpu")).to(torch.float32)
+            positions = self._positions = checked("positions", encoded, (length, self._d_model), torch.float32)
+        return positions
+
+    def _layer(self, layer: dict[str, Any]) -> Layer:
+        of_self, d_model = layer[_SELF], self._d_model
+        keys, values = (self._heads * width for width in self._widths)
+        parts = {}
+        for name in (_SELF, _CROSS):
+            if name in layer and (layer[name]["d_k"], layer[name]["d_v"]) != self._widths:
+                found = layer[name]["d_k"], layer[name]["d_v"]
+                raise ValueError(f"{name} has d_k and d_v {found}, another one of the stack {self._widths}.")
+        projections = of_self["q_proj"], of_self["k_proj"], of_self["v_proj"]
+        parts["self_input"] = self._linear("q_proj, k_proj, v_proj", d_model, [keys, keys, values], *projections)
+        parts["self_output"] = self._linear("out_proj", values, [d_model], of_self["out_proj"])
+        if _CROSS in layer:
+            cross = layer[_CROSS]
+            of_source = cross["k_proj"], cross["v_proj"]
+            parts["cross_query"] = self._linear("q_proj", d_model, [keys], cross["q_proj"])
+            parts["cross_input"] = self._linear("k_proj, v_proj", d_model, [keys, values], *of_source)
+            parts["cross_output"] = self._linear("out_proj", values, [d_model], cross["out_proj"])
+        d_ff = self._shape(layer["fc1"])[0]
+        parts["fc1"] = self._linear("fc1", d_model, [d_ff], layer["fc1"])
+        parts["fc2"] = self._linear("fc2", d_ff, [d_model], layer["fc2"])
+        structure = Layer(
+            self_norm=self._norm(layer[f"{_SELF}_norm"]),
+            self_scaling=of_self["scaling"],
+            norm=self._norm(layer["feed_forward_norm"]),
+            **parts,
+        )
+        if _CROSS in layer:
+            structure.cross_norm = self._norm(layer[f"{_CROSS}_norm"])
+            structure.cross_scaling = layer[_CROSS]["scaling"]
+        return structure
+
+    def _linear(self, name: str, depth: int, columns: list[int] | None, *layers: tuple[Any, Any]) -> Linear:
+        """Join layers with the same input in one product; `columns` are how many outputs each must have."""
+        sizes = [self._shape(layer)[0] for layer in layers] if columns is None else columns
+        total = sum(sizes)
+        structure = Linear(depth=depth, columns=total)
+        missing = (0, padded(total) - total)
+        weights = []
+        for (weight, _), size in zip(layers, sizes, strict=True):
+            if isinstance(weight, tuple) and not self.is_quantised:
+                raise ValueError(f"{name} is quantised, other layers of the stack are not.")
+            if isinstance(weight, tuple):
+                numbers = checked(name, weight[0], (size, depth), torch.int8)
+                scales = checked(f"scales of {name}", weight[1].flatten().float(), (size,), torch.float32)
+                weights.append((numbers, scales))
+            else:
+                plain = checked(name, weight, (size, depth), torch.float32)
+                weights.append(quantise(plain) if self.is_quantised else (plain, plain))
+        if self.is_quantised:
+            numbers, scales = (torch.cat(each) for each in zip(*weights, strict=True))
+            packed, sums = pack_quantised(numbers)
+            structure.quantised = self._own(packed)
+            structure.scales = self._own(nn.functional.pad(scales, missing))
+            structure.sums = self._own(sums)
+        else:
+            structure.weights = self._own(pack(torch.cat([weight for weight, _ in weights])))
+        if any(bias is not None for _, bias in layers):
+            biases = [
+                torch.zeros(size, dtype=torch.float32) if bias is None else bias
+                for (_, bias), size in zip(layers, sizes, strict=True)
+            ]
+            biases = [checked(f"bias of {name}", b, (n,), torch.float32) for b, n in zip(biases, sizes, strict=True)]
+            structure.bias = self._own(torch.cat(biases).clone())
+        return structure
+
+    @staticmethod
+    def _shape(layer: tuple[Any, Any]) -> tuple[int, int]:
+        weight = layer[0][0] if isinstance(layer[0], tuple) else layer[0]
+        if weight.ndim != 2:
+            raise ValueError(
+                f"A linear layer has a weight of shape {tuple(weight.shape)}; it must have two dimensions."
+            )
+        return len(weight), weight.shape[1]
+
+    def _norm(self, norm: tuple[Any, Any, float]) -> Norm:
+        weight, bias, eps = norm
+        width = (self._d_model,)
+        weight = torch.ones(width, dtype=torch.float32) if weight is None else weight
+        bias = torch.zeros(width, dtype=torch.float32) if bias is None else bias
+        return Norm(
+            weight=self._own(checked("a norm's weight", weight, width, torch.float32).clone()),
+            bias=self._own(checked("a norm's bias", bias, width, torch.float32).clone()),
+            eps=eps,
+        )
+
+    def _own(self, tensor: torch.Tensor) -> int:
+        self._owned.append(tensor)
+        return tensor.data_ptr()
+
+
+_SECRET = secrets.randbits(64)
+_lock = threading.RLock()
+_kept: "WeakKeyDictionary[nn.Module, PackedWeights]" = WeakKeyDictionary()
+
+__all__ = ["PackedWeights", "is_quantised"]
