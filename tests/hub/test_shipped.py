@@ -19,7 +19,7 @@ from vaswani.hub.results import read_results
 from vaswani.hub.shipped import DEFAULT_MODEL, folder_or_name, model_folder, model_names
 from vaswani.inference.translator import Translator
 
-CARDS = Path(__file__).parent.parent / "model_cards"
+CARDS = Path(__file__).parents[2] / "model_cards"
 FOLDER = Path(model_folder())
 
 

@@ -28,7 +28,7 @@ from vaswani.hub.results import read_results
 from vaswani.training.checkpoints import average_checkpoints
 from vaswani.training.recipe import parse_recipe
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 CARDS = sorted(path.parent for path in (ROOT / "model_cards").glob("*/README.md"))
 PLANNED = [folder for folder in CARDS if (folder / "recipe.yaml").is_file()]
 TRAINED = [folder for folder in CARDS if folder not in PLANNED]

@@ -15,7 +15,7 @@ from huggingface_hub import ModelCard
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
-from tests.hub import OWNER, Hub, Repository
+from tests.hub.loopback import OWNER, Hub, Repository
 from tests.numbers_corpus import number_corpus
 from vaswani import paper_generation_config
 
@@ -341,7 +341,7 @@ def test_example_pulls_fine_tunes_and_pushes_back(
 ) -> None:
     corpus = tmp_path / "corpus.tsv"
     corpus.write_text("".join(f"{pair['en']}\t{pair['de']}\n" for pair in number_corpus(300)))
-    script, tuned = Path(__file__).parent.parent / "examples" / "5_pull_and_push.py", f"{pushed}-tuned"
+    script, tuned = Path(__file__).parents[2] / "examples" / "5_pull_and_push.py", f"{pushed}-tuned"
     words = [pushed, corpus, tuned, "--license", "cc-by-4.0", "--output", tmp_path / "run", "--updates", 5]
     running = "import runpy, sys; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
     printed = author.succeed(running, script, *words, "--learning_rate", 0.005)
