@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from tests.conftest import ragged_batch, tiny_config, tiny_model
 from tests.benchmark.test_generation import LocalWorker, parse, spoil
+from tests.conftest import ragged_batch, tiny_config, tiny_model
 from vaswani import VaswaniTokenizer
 from vaswani.benchmark import command, measure, report
 from vaswani.benchmark.loops import LOOPS, LoopCell, LoopTime, loop_table, run_loop
