@@ -92,7 +92,12 @@ def test_an_export_with_a_static_cache_generates_equal_words_or_refuses_unequal_
 
 
 @pytest.mark.parametrize("shape", ["base", "d_k below d_v"])
-def test_flex_attention_agrees_with_sdpa(shape: str, batch: Batch) -> None:
+def test_flex_attention_agrees_with_sdpa(shape: str) -> None:
+    # Lengths are whole registers: torch 2.13's compiler reads and writes beyond the end of other ones.
+    lengths = torch.tensor([32, 9, 20])
+    real = torch.arange(32) < lengths[:, None]
+    batch = {"input_ids": torch.randint(3, 41, (3, 32)), "attention_mask": real.long()}
+    batch["labels"] = torch.randint(3, 41, (3, 32)).masked_fill(~real.flip(0), -100)
     model = tiny_model(**SHAPES[shape])
     with torch.no_grad():
         expected = model(**batch).logits
