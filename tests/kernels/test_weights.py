@@ -273,6 +273,26 @@ def test_threads_never_see_half_of_it(kernels: Any) -> None:
     assert_encodes(model, mask)
 
 
+def test_weights_that_change_while_they_are_copied_are_copied_again(
+    kernels: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, mask, copied = Model(), ragged_mask(5, 3), []
+    weight = model.encoder.layers[0].feed_forward.fc1.weight
+
+    def change(packed: Any, changes: int, original: Any = weights_module.pack) -> Any:
+        if len(copied) < changes:
+            weight.data[0] += 1
+        copied.append(packed)
+        return original(packed)
+
+    monkeypatch.setattr(weights_module, "pack", lambda packed: change(packed, changes=1))
+    assert_encodes(model, mask)
+    monkeypatch.setattr(weights_module, "pack", lambda packed: change(packed, changes=10**9))
+    weight.data[0] += 1
+    with pytest.raises(RuntimeError, match="weights of .* changed during each of 10 attempts"):
+        encode(model.encoder, torch.randn(2, 5, 16), mask)
+
+
 # --- what is checked
 
 

@@ -117,16 +117,14 @@ class _Source:
 
 
 class PackedWeights:
-    """A stack's weights as the kernels read them.
+    """A stack's weights as the kernels read them; `PackedWeights.of` makes and keeps them.
 
     Everything that `structure` points to belongs to this object, or is kept alive by it, and the object never changes.
 
     Parameters
     ----------
-    stack : Any
-        An encoder or a decoder, with layers like those of the paper's model.
-    output : nn.Linear | None, default=None
-        The output embedding of a decoder.
+    source : _Source
+        The modules of the stack at one moment.
 
     Raises
     ------
@@ -134,46 +132,8 @@ class PackedWeights:
         If weights do not fit each other or the kernels, or attention differs from layer to layer in its widths.
     """
 
-    def __init__(self, stack: Any, output: nn.Linear | None = None) -> None:
-        source = _Source(stack, output)
-        self._build(source, source.state())
-
-    @classmethod
-    def of(cls, stack: Any, output: nn.Linear | None = None) -> "PackedWeights":
-        """Return the copies that are kept for a stack, made anew where its weights changed.
-
-        Parameters
-        ----------
-        stack : Any
-            An encoder or a decoder, with layers like those of the paper's model.
-        output : nn.Linear | None, default=None
-            The output embedding of a decoder.
-
-        Returns
-        -------
-        PackedWeights
-            The copies.
-
-        Notes
-        -----
-        All weights are read, and hashed, in every call: whatever changed them, not even a bit goes unnoticed.
-        """
-        source = _Source(stack, output)
-        state = source.state()
-        kept = _kept.get(stack)
-        if kept is not None and kept._state == state:
-            return kept
-        with _lock:
-            kept = _kept.get(stack)
-            if kept is None or kept._state != state:
-                _kept.pop(stack, None)  # free the old copies first
-                kept = cls.__new__(cls)
-                kept._build(source, state)
-                _kept[stack] = kept
-        return kept
-
-    def _build(self, source: _Source, state: Any) -> None:
-        self._state = state
+    def __init__(self, source: _Source) -> None:
+        self._state = source.state()
         self._owned: list[torch.Tensor] = []
         self._positions = torch.empty(0)
         first = source.layers[0][_SELF]
@@ -205,6 +165,54 @@ class PackedWeights:
         # The widest rows of a workspace: of products, and of what is quantised.
         self.widest = max(padded(2 * keys + values), padded(self.d_ff) + padded(d_model))
         self.deepest = max(padded(self.d_ff), padded(d_model), padded(values))
+
+    @classmethod
+    def of(cls, stack: Any, output: nn.Linear | None = None) -> "PackedWeights":
+        """Return the copies that are kept for a stack, made anew where its weights changed.
+
+        Parameters
+        ----------
+        stack : Any
+            An encoder or a decoder, with layers like those of the paper's model.
+        output : nn.Linear | None, default=None
+            The output embedding of a decoder.
+
+        Returns
+        -------
+        PackedWeights
+            The copies.
+
+        Notes
+        -----
+        All weights are read, and hashed, in every call: whatever changed them, not even a bit goes unnoticed.
+
+        Raises
+        ------
+        RuntimeError
+            If another thread keeps changing the weights while they are copied.
+        """
+        state = _Source(stack, output).state()
+        kept = _kept.get(stack)
+        if kept is not None and kept._state == state:
+            return kept
+        with _lock:
+            kept = _kept.get(stack)
+            if kept is None or kept._state != state:
+                _kept.pop(stack, None)  # free the old copies first
+                kept = _kept[stack] = cls._copy(stack, output)
+        return kept
+
+    @classmethod
+    def _copy(cls, stack: Any, output: nn.Linear | None) -> "PackedWeights":
+        """Copy weights that are the same before and after: another thread may be changing them."""
+        for _ in range(_ATTEMPTS):
+            copies = cls(_Source(stack, output))
+            if _Source(stack, output).state() == copies._state:
+                return copies
+        raise RuntimeError(
+            f"The weights of {type(stack).__name__} changed during each of {_ATTEMPTS} attempts to copy them. "
+            "Another thread changes them: let it finish first, or give each thread a model of its own."
+        )
 
     def positions(self, stack: Any, length: int) -> torch.Tensor:
         """Return encoded positions.
@@ -317,6 +325,8 @@ class PackedWeights:
         return tensor.data_ptr()
 
 
+# How often weights that another thread is changing are copied again.
+_ATTEMPTS = 10
 _SECRET = secrets.randbits(64)
 _lock = threading.RLock()
 _kept: "WeakKeyDictionary[nn.Module, PackedWeights]" = WeakKeyDictionary()
