@@ -289,7 +289,7 @@ def test_weights_that_change_while_they_are_copied_are_copied_again(
     assert_encodes(model, mask)
     monkeypatch.setattr(weights_module, "pack", lambda packed: change(packed, changes=10**9))
     weight.data[0] += 1
-    with pytest.raises(RuntimeError, match="weights of .* changed during each of 10 attempts"):
+    with pytest.raises(RuntimeError, match=r"weights of .* changed during each of 10 attempts"):
         encode(model.encoder, torch.randn(2, 5, 16), mask)
 
 
