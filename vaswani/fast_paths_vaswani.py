@@ -46,6 +46,9 @@ logger = logging.get_logger(__name__)
 
 SWITCH = "VASWANI_FAST_PATHS"
 
+# Attribute of an encoder's output: the versions of the weights that it was computed with.
+_VERSIONS = "_versions"
+
 # What was decided about each field of the configuration: a new one must be entered here, or a test fails.
 DECIDED_FIELDS = {
     **dict.fromkeys(
@@ -131,8 +134,11 @@ def fast_encoding(forward: Callable[..., Any]) -> Callable[..., Any]:
             path, reason = encoding_path(self, arguments)
             logger.debug("encoding: %s %s", path, reason)
             if path != "modules":
+                versions = _versions(self)
                 states = _room("encoding").encode(self, arguments, use_kernels=path == "kernels")
-                return BaseModelOutput(last_hidden_state=states)
+                output = BaseModelOutput(last_hidden_state=states)
+                vars(output)[_VERSIONS] = versions
+                return output
         return forward(self, *args, **kwargs)
 
     return encode
@@ -187,6 +193,11 @@ def fast_decoder(model: Any, arguments: dict[str, Any], generation_config: Any, 
     -------
     Any
         The decoder, or None where the model's `forward` must take the steps.
+
+    Raises
+    ------
+    RuntimeError
+        If the encoder's weights changed since a fast path encoded the source.
     """
     path, reason = decoding_path(model, arguments, generation_config, synced_gpus)
     logger.debug("decoding step: %s %s", path, reason)
@@ -197,8 +208,17 @@ def fast_decoder(model: Any, arguments: dict[str, Any], generation_config: Any, 
     mask = None if mask is None else mask[::beams]
     room = _room("decoding")
     if path == "kernels":
-        return room.KernelStepDecoder(model, encoded, mask, beams)
-    return room.BeamDecoder(model, encoded, mask)
+        decoder = room.KernelStepDecoder(model, encoded, mask, beams)
+    else:
+        decoder = room.BeamDecoder(model, encoded, mask)
+    versions = vars(arguments["encoder_outputs"]).get(_VERSIONS)
+    if versions is not None and versions[1] != _versions(model.model.encoder)[1]:
+        raise RuntimeError(
+            "The encoder's weights changed after the source was encoded, so it does not fit the decoder any more. If "
+            "another thread changes them, let it finish first, or give each thread a model of its own; if you gave "
+            "encoder_outputs, compute them again."
+        )
+    return decoder
 
 
 def explain(model: Any) -> dict[str, str]:
@@ -223,6 +243,12 @@ def explain(model: Any) -> dict[str, str]:
         "loss": _step_path(_why_not_fuse_loss(model), model),
     }
     return {name: f"{path} ({reason})" if reason else path for name, (path, reason) in choices.items()}
+
+
+def _versions(encoder: Any) -> tuple[list[Any], list[tuple[int, int, int]]]:
+    """Return the weights of an encoder, to keep them alive, and what changes when torch changes or replaces one."""
+    weights = [*encoder.parameters()]
+    return weights, [(id(each), 0 if each.is_inference() else each._version, each.data_ptr()) for each in weights]
 
 
 # --- which path
@@ -362,17 +388,18 @@ def _is_recorded(config: Any, arguments: dict[str, Any]) -> bool:
 
 
 def _fit_together(arguments: dict[str, Any]) -> bool:
-    """Tell whether ids, embeddings, masks and labels of each side have one shape (batch, length)."""
+    """Tell whether ids, embeddings, masks and labels of each side have one shape (batch, length), and one batch."""
+    shapes: list[Any] = []
     for side, first in (("", None), ("decoder_", arguments["labels"])):
         names = ("input_ids", "inputs_embeds", "attention_mask")
         given = [first, *(arguments.get(f"{side}{name}") for name in names)]
-        if len({tuple(each.shape[:2]) for each in given if each is not None}) != 1:
-            return False
-        if any(each is not None and each.ndim != 2 for each in (given[0], given[1], given[3])):
+        found = {tuple(each.shape[:2]) for each in given if each is not None}
+        if len(found) != 1 or any(each is not None and each.ndim != 2 for each in (given[0], given[1], given[3])):
             return False
         if given[1] is not None and given[2] is not None:
             return False
-    return True
+        shapes += found
+    return shapes[0][0] == shapes[1][0]
 
 
 def _choose(reason: str, why_not_kernels: Callable[[], str]) -> tuple[str, str]:

@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -116,6 +117,29 @@ def test_weights_may_change_between_two_calls(changed: str, path: str) -> None:
         for ours, theirs in zip(model.parameters(), other.parameters(), strict=True):
             ours.data.copy_(theirs.data)  # unseen by torch's version counter
     assert search(model, sources(3)) == search(other, sources(3))
+
+
+@pytest.mark.parametrize("path", ["kernels", "torch"])
+def test_weights_that_change_between_encoding_and_decoding_are_an_error(path: str) -> None:
+    model, inputs = lively_model(3), padded(sources(3))
+    take(model, path)
+    mask = inputs["attention_mask"]
+
+    def translate(change: Callable[[], Any]) -> torch.Tensor:
+        with torch.no_grad():
+            encoded = model.get_encoder()(**inputs)
+            change()
+        return model.generate(encoder_outputs=encoded, attention_mask=mask)
+
+    layer = model.get_encoder().layers[0].self_attn
+    assert translate(lambda: None).tolist() == model.generate(**inputs).tolist()
+    for change in (
+        lambda: layer.q_proj.weight.neg_(),
+        lambda: setattr(layer, "k_proj", copy.deepcopy(layer.k_proj)),
+        lambda: setattr(layer.v_proj.weight, "data", layer.v_proj.weight.data.clone()),
+    ):
+        with pytest.raises(RuntimeError, match="encoder's weights changed after the source was encoded"):
+            translate(change)
 
 
 def test_what_a_search_keeps_is_neither_copied_nor_saved() -> None:
