@@ -170,6 +170,9 @@ class StepDecoder:
 
     drops_finished = False  # whether finished sequences may leave the batch
 
+    def check_weights(self) -> None:
+        """Raise an error if weights changed since the decoder was made; by default a change has its effect in torch."""
+
     def start(self, prompt: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
         """Decode the prompts, once for all beams of a sequence.
 

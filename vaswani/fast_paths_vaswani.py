@@ -46,8 +46,8 @@ logger = logging.get_logger(__name__)
 
 SWITCH = "VASWANI_FAST_PATHS"
 
-# Attribute of an encoder's output: the versions of the weights that it was computed with.
-_VERSIONS = "_versions"
+# Attribute of an encoder's output: the weights that it was computed with.
+_ENCODED_WITH = "_encoded_with"
 
 # What was decided about each field of the configuration: a new one must be entered here, or a test fails.
 DECIDED_FIELDS = {
@@ -134,10 +134,10 @@ def fast_encoding(forward: Callable[..., Any]) -> Callable[..., Any]:
             path, reason = encoding_path(self, arguments)
             logger.debug("encoding: %s %s", path, reason)
             if path != "modules":
-                versions = _versions(self)
+                weights = _Weights(self)
                 states = _room("encoding").encode(self, arguments, use_kernels=path == "kernels")
                 output = BaseModelOutput(last_hidden_state=states)
-                vars(output)[_VERSIONS] = versions
+                vars(output)[_ENCODED_WITH] = weights
                 return output
         return forward(self, *args, **kwargs)
 
@@ -198,6 +198,12 @@ def fast_decoder(model: Any, arguments: dict[str, Any], generation_config: Any, 
     ------
     RuntimeError
         If the encoder's weights changed since a fast path encoded the source.
+
+    Notes
+    -----
+    A translation belongs to the weights of one moment, or is an error: whoever takes steps with the decoder calls its
+    `check_weights` at the end. Of what torch does not count, such as a change through `.data`, a change between two
+    calls is always noticed, but one in the middle of a call is not.
     """
     path, reason = decoding_path(model, arguments, generation_config, synced_gpus)
     logger.debug("decoding step: %s %s", path, reason)
@@ -207,18 +213,52 @@ def fast_decoder(model: Any, arguments: dict[str, Any], generation_config: Any, 
     encoded = arguments["encoder_outputs"].last_hidden_state[::beams]
     mask = None if mask is None else mask[::beams]
     room = _room("decoding")
-    if path == "kernels":
+    decoder: Any
+    if path == "kernels":  # all weights are copied but the embedding
+        weights = _Weights(model.model.decoder.embed_tokens)
         decoder = room.KernelStepDecoder(model, encoded, mask, beams)
     else:
+        weights = _Weights(model.model.decoder, model.lm_head)
         decoder = room.BeamDecoder(model, encoded, mask)
-    versions = vars(arguments["encoder_outputs"]).get(_VERSIONS)
-    if versions is not None and versions[1] != _versions(model.model.encoder)[1]:
-        raise RuntimeError(
-            "The encoder's weights changed after the source was encoded, so it does not fit the decoder any more. If "
-            "another thread changes them, let it finish first, or give each thread a model of its own; if you gave "
-            "encoder_outputs, compute them again."
-        )
+    decoder.check_weights = weights.check
+    encoded_with = vars(arguments["encoder_outputs"]).get(_ENCODED_WITH)
+    if encoded_with is not None:
+        encoded_with.check()
     return decoder
+
+
+class _Weights:
+    """The weights of some modules at one moment.
+
+    Parameters
+    ----------
+    *modules : Any
+        The modules.
+    """
+
+    def __init__(self, *modules: Any) -> None:
+        self._modules = modules
+        self._kept_alive, self._versions = self._read()
+
+    def _read(self) -> tuple[list[Any], list[tuple[int, int, int]]]:
+        """Return the weights, and what changes when torch changes or replaces one of them."""
+        weights = [weight for module in self._modules for weight in module.parameters()]
+        return weights, [(id(each), 0 if each.is_inference() else each._version, each.data_ptr()) for each in weights]
+
+    def check(self) -> None:
+        """Raise an error if torch changed or replaced one of the weights since.
+
+        Raises
+        ------
+        RuntimeError
+            If so.
+        """
+        if self._read()[1] != self._versions:
+            raise RuntimeError(
+                "The model's weights changed while it translated, so encoder and decoder, or two steps, do not fit "
+                "together. If another thread changes them, let it finish first, or give each thread a model of its "
+                "own; if you gave encoder_outputs, compute them again."
+            )
 
 
 def explain(model: Any) -> dict[str, str]:
@@ -243,12 +283,6 @@ def explain(model: Any) -> dict[str, str]:
         "loss": _step_path(_why_not_fuse_loss(model), model),
     }
     return {name: f"{path} ({reason})" if reason else path for name, (path, reason) in choices.items()}
-
-
-def _versions(encoder: Any) -> tuple[list[Any], list[tuple[int, int, int]]]:
-    """Return the weights of an encoder, to keep them alive, and what changes when torch changes or replaces one."""
-    weights = [*encoder.parameters()]
-    return weights, [(id(each), 0 if each.is_inference() else each._version, each.data_ptr()) for each in weights]
 
 
 # --- which path

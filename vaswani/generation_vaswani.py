@@ -341,6 +341,8 @@ class VaswaniGenerationMixin(GenerationMixin):
             is_open = is_open and search.step()
             if synced_gpus and not is_open:  # each process calls the model once in each round, or all would hang
                 search.idle()
+        for decoder in decoders:
+            decoder.check_weights()
         return _collect(searches, prompt, pad, search, decoders[0], generation_config, model_kwargs)
 
     def _sample(
@@ -383,6 +385,7 @@ class VaswaniGenerationMixin(GenerationMixin):
         search.start(prompt, prompt_mask, torch.zeros(len(prompt), dtype=torch.float64))
         while search.step():
             pass
+        decoder.check_weights()
         return _collect(searches, prompt, pad, search, decoder, generation_config, model_kwargs)
 
     @torch.no_grad()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import DynamicCache
+from transformers import DynamicCache, LogitsProcessor
 
 from tests.translations import EndAt, assert_same_translations, lively_model, padded, search, sources, take
 
@@ -120,7 +120,7 @@ def test_weights_may_change_between_two_calls(changed: str, path: str) -> None:
 
 
 @pytest.mark.parametrize("path", ["kernels", "torch"])
-def test_weights_that_change_between_encoding_and_decoding_are_an_error(path: str) -> None:
+def test_weights_that_change_during_a_translation_are_an_error(path: str) -> None:
     model, inputs = lively_model(3), padded(sources(3))
     take(model, path)
     mask = inputs["attention_mask"]
@@ -138,8 +138,16 @@ def test_weights_that_change_between_encoding_and_decoding_are_an_error(path: st
         lambda: setattr(layer, "k_proj", copy.deepcopy(layer.k_proj)),
         lambda: setattr(layer.v_proj.weight, "data", layer.v_proj.weight.data.clone()),
     ):
-        with pytest.raises(RuntimeError, match="encoder's weights changed after the source was encoded"):
+        with pytest.raises(RuntimeError, match="weights changed while it translated"):
             translate(change)
+
+    class Changing(LogitsProcessor):
+        def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+            model.model.decoder.embed_tokens.weight.mul_(1.1)
+            return scores
+
+    with pytest.raises(RuntimeError, match="weights changed while it translated"):
+        model.generate(**inputs, logits_processor=[Changing()])
 
 
 def test_what_a_search_keeps_is_neither_copied_nor_saved() -> None:
