@@ -20,8 +20,10 @@ from tests.numbers_corpus import number_corpus
 from vaswani import VaswaniForConditionalGeneration, VaswaniTokenizer
 from vaswani.data.batching import PairCollator, TokenBudgetSampler
 from vaswani.training import VaswaniTrainer, VaswaniTrainingArguments
+from vaswani.training.callbacks import is_patience_over
 from vaswani.training.checkpoints import complete_checkpoints
-from vaswani.training.trainer import inverse_sqrt_factor, is_patience_over, lengths_of
+from vaswani.training.schedule import inverse_sqrt_factor
+from vaswani.training.trainer import lengths_of
 
 
 def trainer_for(

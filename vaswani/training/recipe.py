@@ -27,9 +27,12 @@ from ..modeling_vaswani import VaswaniForConditionalGeneration
 from ..plotting.learning_curve import draw_learning_curve
 from ..presets import preset
 from ..tokenization_vaswani import VaswaniTokenizer
+from .arguments import VaswaniTrainingArguments
+from .callbacks import agree
 from .checkpoints import complete_checkpoints
 from .progress import ProgressBar
-from .trainer import VaswaniTrainer, VaswaniTrainingArguments, agree, peak_learning_rate
+from .schedule import peak_learning_rate
+from .trainer import VaswaniTrainer
 
 logger = logging.get_logger(__name__)
 
