@@ -30,6 +30,7 @@ from ..tokenization_vaswani import VaswaniTokenizer
 from .arguments import VaswaniTrainingArguments
 from .callbacks import agree
 from .checkpoints import complete_checkpoints
+from .folder_lock import FolderLock
 from .progress import ProgressBar
 from .schedule import peak_learning_rate
 from .trainer import VaswaniTrainer
@@ -222,7 +223,14 @@ def run_recipe(options: CorpusOptions, arguments: VaswaniTrainingArguments) -> V
     ------
     ValueError
         If the recipe does not fit together, before any work starts.
+    BlockingIOError
+        If another run holds the lock of the output folder.
     """
+    with FolderLock(arguments) as lock:
+        return _run_recipe(options, arguments, lock)
+
+
+def _run_recipe(options: CorpusOptions, arguments: VaswaniTrainingArguments, lock: FolderLock) -> VaswaniTrainer:
     output = Path(str(arguments.output_dir))
     changes = _model_changes(options)
     if not 0 <= (options.bpe_dropout or 0) <= 1:
@@ -261,6 +269,7 @@ def run_recipe(options: CorpusOptions, arguments: VaswaniTrainingArguments) -> V
     if model is None:
         model = VaswaniForConditionalGeneration(preset(options.preset, vocab_size=len(tokenizer), **changes))
     trainer = VaswaniTrainer(model, arguments, train_dataset=train, eval_dataset=valid, processing_class=tokenizer)
+    trainer.folder_lock = lock
     trainer.remove_callback(PrinterCallback)
     trainer.remove_callback(ProgressCallback)
     trainer.add_callback(ProgressBar(trainer))

@@ -25,6 +25,7 @@ from ..hub.results import read_results, run_results
 from .arguments import VaswaniTrainingArguments
 from .callbacks import ClockSaver, EarlyStopping, EpochSetter, Stopwatch, is_patience_over
 from .checkpoints import TRAINER_STATE, average_checkpoints, complete_checkpoints, publish, remove
+from .folder_lock import FolderLock
 from .schedule import inverse_sqrt_factor, peak_learning_rate
 
 logger = logging.get_logger(__name__)
@@ -75,6 +76,7 @@ class VaswaniTrainer(Seq2SeqTrainer):
         self.add_callback(EarlyStopping())
         self._stopwatch = Stopwatch()
         self.add_callback(self._stopwatch)
+        self.folder_lock = FolderLock(args)
         self._unfinished: Path | None = None
         self.is_interrupted = False
 
@@ -100,7 +102,13 @@ class VaswaniTrainer(Seq2SeqTrainer):
         FileExistsError
             If the output folder already has what this run would write: checkpoints, unless it resumes from them, or
             an average, unless it is that of the finished run which is resumed.
+        BlockingIOError
+            If another run holds the lock of the output folder.
         """
+        with self.folder_lock:
+            return self._train(resume_from_checkpoint, *args, **kwargs)
+
+    def _train(self, resume_from_checkpoint: str | bool | None, *args: Any, **kwargs: Any) -> TrainOutput:
         folder = Path(self._get_output_dir(None))
         averaged, checkpoints = folder / "averaged", complete_checkpoints(folder)
         if self.args.average_last and hasattr(self.model, "peft_config"):
