@@ -18,6 +18,7 @@ from vaswani.cli import main
 from vaswani.hub.card import card_for_folder
 from vaswani.hub.results import read_results
 from vaswani.presets import preset
+from vaswani.training import VaswaniTrainer
 from vaswani.training.checkpoints import complete_checkpoints
 from vaswani.training.recipe import parse_recipe, recipe_names, run_recipe
 
@@ -281,7 +282,12 @@ def test_average_takes_the_last_of_a_run_or_those_that_are_named(written: Path, 
 
 
 @pytest.mark.process
-def test_ctrl_c_leaves_a_checkpoint_and_says_how_to_go_on(written: Path) -> None:
+@pytest.mark.parametrize(
+    ("signals", "status"),
+    [([signal.SIGINT], 130), ([signal.SIGTERM], 143), ([signal.SIGTERM, signal.SIGTERM], 143)],
+    ids=str,
+)
+def test_a_signal_leaves_a_checkpoint_and_says_how_to_resume(signals: list[int], status: int, written: Path) -> None:
     code = "import sys; from vaswani.cli import main; main(sys.argv[1:])"
     words = ["train", written / "recipe.yaml", "--max_steps", "100000", "--average_last", "1"]
     command = [sys.executable, "-c", code, *words]
@@ -289,11 +295,36 @@ def test_ctrl_c_leaves_a_checkpoint_and_says_how_to_go_on(written: Path) -> None
         seen = ""
         while "update/s" not in seen:
             seen += process.stderr.read(64)
-        process.send_signal(signal.SIGINT)
+        for number in signals:
+            process.send_signal(number)
         seen += process.stderr.read()
-    assert process.returncode == 0, seen
-    assert "Saving a checkpoint after this update, then stopping." in seen
-    assert "The same command with --resume goes on." in seen
+    assert process.returncode == status, seen
+    assert seen.count("Saving a checkpoint after this update, then stopping.") == 1
+    assert "The same command with --resume continues." in seen
+    assert "Traceback" not in seen
     assert len(complete_checkpoints(written / "run")) == 1
     assert not (written / "run" / "averaged").exists()
     assert read_results(written / "run") == {}
+
+
+def test_a_signal_during_the_last_save_is_noticed_and_handlers_are_restored(
+    written: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved = VaswaniTrainer._save_checkpoint
+
+    def save_during_a_signal(*arguments: object) -> None:
+        signal.raise_signal(signal.SIGTERM)
+        saved(*arguments)
+
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    command = ["train", str(written / "recipe.yaml"), "--max_steps", "2", "--average_last", "1"]
+    monkeypatch.setattr(VaswaniTrainer, "_save_checkpoint", save_during_a_signal)
+    with pytest.raises(SystemExit) as ending:
+        main(command)
+    assert ending.value.code == 143
+    assert not (written / "run" / "averaged").exists()
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+    monkeypatch.undo()
+    main([*command, "--resume"])
+    assert (written / "run" / "averaged").is_dir()
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before

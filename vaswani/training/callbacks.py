@@ -1,6 +1,8 @@
-"""Callbacks of the trainer: training time, early stopping, saving by the clock, the sampler's epoch."""
+"""Callbacks of the trainer: training time, early stopping, saving by the clock, signals, the sampler's epoch."""
 
+import signal
 import time
+from types import FrameType
 from typing import Any
 
 import torch
@@ -13,26 +15,26 @@ from ..hub.results import last_logged
 logger = logging.get_logger(__name__)
 
 
-def agree(wish: bool, args: TrainingArguments) -> bool:
-    """Tell every process whether any of them has a wish.
+def agree(wish: int, args: TrainingArguments) -> int:
+    """Tell every process the largest wish of all processes.
 
     Parameters
     ----------
-    wish : bool
-        Whether this process has it.
+    wish : int
+        The wish of this process, such as whether to save; 0 or False means none.
     args : TrainingArguments
         The trainer's arguments.
 
     Returns
     -------
-    bool
-        Whether any process has it; the same on every process.
+    int
+        The largest wish; the same on every process.
     """
     if args.world_size == 1:
         return wish
     wishes = torch.tensor(int(wish), device=args.device)
     torch.distributed.all_reduce(wishes, op=torch.distributed.ReduceOp.MAX)
-    return bool(wishes)
+    return int(wishes)
 
 
 class Stopwatch(TrainerCallback):
@@ -136,4 +138,50 @@ class EpochSetter(TrainerCallback):
         self.sampler.set_epoch(int(state.epoch or 0))
 
 
-__all__ = ["ClockSaver", "EarlyStopping", "EpochSetter", "Stopwatch", "agree", "is_patience_over"]
+class Interruption(TrainerCallback):
+    """Turn SIGTERM and the first Ctrl-C (SIGINT) into a checkpoint after the current update and an orderly end.
+
+    Notes
+    -----
+    The processes of a distributed run stop at the same update when any of them gets a signal. A second Ctrl-C ends a
+    single process at once. Other repetitions are ignored, because launchers pass on a signal that their processes have
+    already received from the terminal or the scheduler.
+    """
+
+    def __init__(self) -> None:
+        self.received = 0  # the signal that this process received
+        self.signal = 0  # the signal that ended the run, the same on every process
+        self.previous: dict[int, Any] = {}
+
+    def on_train_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
+        """Install the signal handlers."""
+        self.is_alone = args.world_size == 1
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self.previous[number] = signal.signal(number, self._notice)
+
+    def _notice(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
+        if not self.received:
+            logger.warning("Saving a checkpoint after this update, then stopping.")
+        self.received = self.received or number
+        if number == signal.SIGINT and self.is_alone:
+            signal.signal(number, self.previous[number])
+
+    def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:  # noqa: ARG002
+        """Save and stop if any process received a signal."""
+        self.signal = agree(self.received, args)
+        if self.signal:
+            control.should_save = control.should_training_stop = True
+
+    def on_train_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
+        """Notice signals during the last save; without one, restore the signal handlers."""
+        self.signal = agree(self.received, args)
+        if not self.signal:
+            self.restore()
+
+    def restore(self) -> None:
+        """Restore the signal handlers from before training."""
+        for number, handler in self.previous.items():
+            signal.signal(number, handler)
+
+
+__all__ = ["ClockSaver", "EarlyStopping", "EpochSetter", "Interruption", "Stopwatch", "agree", "is_patience_over"]

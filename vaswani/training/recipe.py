@@ -4,15 +4,13 @@ import dataclasses
 import difflib
 import json
 import os
-import signal
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import yaml
-from transformers import AutoTokenizer, HfArgumentParser, TrainerCallback, TrainerControl, set_seed
+from transformers import AutoTokenizer, HfArgumentParser, set_seed
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 from transformers.trainer_utils import IntervalStrategy
 from transformers.utils import logging
@@ -28,7 +26,6 @@ from ..plotting.learning_curve import draw_learning_curve
 from ..presets import preset
 from ..tokenization_vaswani import VaswaniTokenizer
 from .arguments import VaswaniTrainingArguments
-from .callbacks import agree
 from .checkpoints import complete_checkpoints
 from .folder_lock import FolderLock
 from .progress import ProgressBar
@@ -273,7 +270,7 @@ def _run_recipe(options: CorpusOptions, arguments: VaswaniTrainingArguments, loc
     trainer.remove_callback(PrinterCallback)
     trainer.remove_callback(ProgressCallback)
     trainer.add_callback(ProgressBar(trainer))
-    trainer.add_callback(_Interruption(trainer))
+    trainer.add_callback(trainer.interruption)
     if arguments.should_save:
         output.mkdir(parents=True, exist_ok=True)
         tokenizer.save_pretrained(output)
@@ -282,18 +279,19 @@ def _run_recipe(options: CorpusOptions, arguments: VaswaniTrainingArguments, loc
     logging.disable_progress_bar()  # one bar is enough; transformers would show another for every checkpoint
     try:
         trainer.train(resume_from_checkpoint=options.resume and bool(complete_checkpoints(output)))
-    finally:
-        logging.enable_progress_bar()
-    if arguments.should_save:
-        draw_learning_curve(trainer.state.log_history, output / "learning_curve.png")
-        log = "".join(f"{json.dumps(entry)}\n" for entry in trainer.state.log_history)
-        (output / LOG_FILE).write_text(log, encoding="utf-8")
-    if trainer.is_interrupted:
-        logger.warning(f"Stopped at update {trainer.state.global_step}. The same command with --resume goes on.")
-    else:
-        trainer.save_model()
         if arguments.should_save:
-            write_results(output, run_results(trainer, dataclasses.asdict(options)))
+            draw_learning_curve(trainer.state.log_history, output / "learning_curve.png")
+            log = "".join(f"{json.dumps(entry)}\n" for entry in trainer.state.log_history)
+            (output / LOG_FILE).write_text(log, encoding="utf-8")
+        if trainer.interruption.signal:
+            logger.warning(f"Stopped at update {trainer.state.global_step}. The same command with --resume continues.")
+        else:
+            trainer.save_model()
+            if arguments.should_save:
+                write_results(output, run_results(trainer, dataclasses.asdict(options)))
+    finally:
+        trainer.interruption.restore()
+        logging.enable_progress_bar()
     return trainer
 
 
@@ -385,29 +383,6 @@ def _resolved(options: CorpusOptions, arguments: VaswaniTrainingArguments) -> di
     fields = (*dataclasses.fields(options), *dataclasses.fields(arguments))
     known = {entry.name for entry in fields if entry.init and not entry.name.endswith("_token")} - {"resume"}
     return json.loads(json.dumps({name: value for name, value in resolved.items() if name in known}, default=str))
-
-
-class _Interruption(TrainerCallback):
-    """Turn the first Ctrl-C into a checkpoint and an orderly end; a second one ends at once."""
-
-    def __init__(self, trainer: VaswaniTrainer) -> None:
-        self.trainer = trainer
-        self.noticed = False
-
-    def on_train_begin(self, *_: Any, **__: Any) -> None:
-        self.previous = signal.signal(signal.SIGINT, self._notice)
-
-    def _notice(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
-        self.noticed = True
-        signal.signal(signal.SIGINT, self.previous)
-        logger.warning("Saving a checkpoint after this update, then stopping.")
-
-    def on_step_end(self, args: Any, state: Any, control: TrainerControl, **_: Any) -> None:  # noqa: ARG002
-        if agree(self.noticed, args):
-            control.should_save = control.should_training_stop = self.trainer.is_interrupted = True
-
-    def on_train_end(self, *_: Any, **__: Any) -> None:
-        signal.signal(signal.SIGINT, self.previous)
 
 
 __all__ = ["RECIPE_FILE", "CorpusOptions", "describe_recipe", "parse_recipe", "recipe_names", "run_recipe"]

@@ -23,7 +23,7 @@ from ..generation_vaswani import chosen_or_paper_config
 from ..hub.card import write_card
 from ..hub.results import read_results, run_results
 from .arguments import VaswaniTrainingArguments
-from .callbacks import ClockSaver, EarlyStopping, EpochSetter, Stopwatch, is_patience_over
+from .callbacks import ClockSaver, EarlyStopping, EpochSetter, Interruption, Stopwatch, is_patience_over
 from .checkpoints import TRAINER_STATE, average_checkpoints, complete_checkpoints, publish, remove
 from .folder_lock import FolderLock
 from .schedule import inverse_sqrt_factor, peak_learning_rate
@@ -78,7 +78,7 @@ class VaswaniTrainer(Seq2SeqTrainer):
         self.add_callback(self._stopwatch)
         self.folder_lock = FolderLock(args)
         self._unfinished: Path | None = None
-        self.is_interrupted = False
+        self.interruption = Interruption()
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> TrainOutput:
         """Train, then average the last checkpoints if `average_last` is set.
@@ -126,7 +126,7 @@ class VaswaniTrainer(Seq2SeqTrainer):
                 return finished
             raise FileExistsError(f"{averaged} exists already: move it, because the average of this run goes there.")
         output = finished or super().train(resume_from_checkpoint, *args, **kwargs)
-        if self.args.average_last and self.args.should_save and not self.is_interrupted:
+        if self.args.average_last and self.args.should_save and not self.interruption.signal:
             last = complete_checkpoints(folder)[-self.args.average_last :]
             if len(last) < self.args.average_last:
                 logger.warning(f"average_last={self.args.average_last}, but {folder} has {len(last)} checkpoints.")
