@@ -1,5 +1,6 @@
 """The command `vaswani train`: recipes in YAML and options, mistakes before any work, Ctrl-C, and what is left."""
 
+import errno
 import json
 import signal
 import subprocess
@@ -279,6 +280,31 @@ def test_average_takes_the_last_of_a_run_or_those_that_are_named(written: Path, 
         ["average", *named, "--last", "2", "--output", str(written / "x")], capsys
     )
     assert "overwrites nothing" in refused(["average", *named, "--output", str(written / "two")], capsys)
+
+
+@pytest.mark.parametrize(
+    ("place", "message"),
+    [
+        ("vaswani.training.trainer.write_manifest", "The checkpoint of update 2 was not written: the disk is full."),
+        ("vaswani.training.checkpoints.save_file", "averaged was not written: the disk is full."),
+        ("vaswani.training.recipe.replace_files", "The recipe was not written: the disk is full."),
+    ],
+)
+def test_a_full_disk_is_said_in_a_line_and_the_run_resumes(
+    place: str, message: str, written: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*arguments: object, **options: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    command = ["train", str(written / "recipe.yaml"), "--max_steps", "2", "--average_last", "1"]
+    monkeypatch.setattr(place, fail)
+    printed = refused(command, capsys)
+    assert message in printed
+    assert "Traceback" not in printed
+    monkeypatch.undo()
+    main([*command, "--resume"])
+    assert read_results(written / "run")["training"]["updates"] == 2
+    assert (written / "run" / "averaged" / "model.safetensors").is_file()
 
 
 @pytest.mark.process

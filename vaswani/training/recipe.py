@@ -4,6 +4,7 @@ import dataclasses
 import difflib
 import json
 import os
+import shutil
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,7 +27,7 @@ from ..plotting.learning_curve import draw_learning_curve
 from ..presets import preset
 from ..tokenization_vaswani import VaswaniTokenizer
 from .arguments import VaswaniTrainingArguments
-from .checkpoints import complete_checkpoints
+from .checkpoints import complete_checkpoints, replace_files, report_failed_write
 from .folder_lock import FolderLock
 from .progress import ProgressBar
 from .schedule import peak_learning_rate
@@ -272,10 +273,13 @@ def _run_recipe(options: CorpusOptions, arguments: VaswaniTrainingArguments, loc
     trainer.add_callback(ProgressBar(trainer))
     trainer.add_callback(trainer.interruption)
     if arguments.should_save:
-        output.mkdir(parents=True, exist_ok=True)
-        tokenizer.save_pretrained(output)
-        recipe = yaml.safe_dump(_resolved(options, arguments), sort_keys=False, allow_unicode=True)
-        (output / RECIPE_FILE).write_text(recipe, encoding="utf-8")
+        unfinished = output / "_starting"
+        shutil.rmtree(unfinished, ignore_errors=True)
+        with report_failed_write("The recipe", unfinished, lambda: f"{output} is unchanged."):
+            tokenizer.save_pretrained(unfinished)
+            recipe = yaml.safe_dump(_resolved(options, arguments), sort_keys=False, allow_unicode=True)
+            (unfinished / RECIPE_FILE).write_text(recipe, encoding="utf-8")
+            replace_files(unfinished, output)
     logging.disable_progress_bar()  # one bar is enough; transformers would show another for every checkpoint
     try:
         trainer.train(resume_from_checkpoint=options.resume and bool(complete_checkpoints(output)))
@@ -286,7 +290,10 @@ def _run_recipe(options: CorpusOptions, arguments: VaswaniTrainingArguments, loc
         if trainer.interruption.signal:
             logger.warning(f"Stopped at update {trainer.state.global_step}. The same command with --resume continues.")
         else:
-            trainer.save_model()
+            with report_failed_write(
+                f"The model in {output}", None, lambda: "Its checkpoints are complete: --resume writes it again."
+            ):
+                trainer.save_model()
             if arguments.should_save:
                 write_results(output, run_results(trainer, dataclasses.asdict(options)))
     finally:

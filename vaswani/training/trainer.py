@@ -24,7 +24,17 @@ from ..hub.card import write_card
 from ..hub.results import read_results, run_results
 from .arguments import VaswaniTrainingArguments
 from .callbacks import ClockSaver, EarlyStopping, EpochSetter, Interruption, Stopwatch, is_patience_over
-from .checkpoints import TRAINER_STATE, average_checkpoints, complete_checkpoints, publish, remove
+from .checkpoints import (
+    MANIFEST,
+    TRAINER_STATE,
+    average_checkpoints,
+    complete_checkpoints,
+    find_damage,
+    publish,
+    remove,
+    report_failed_write,
+    write_manifest,
+)
 from .folder_lock import FolderLock
 from .schedule import inverse_sqrt_factor, peak_learning_rate
 
@@ -104,6 +114,10 @@ class VaswaniTrainer(Seq2SeqTrainer):
             an average, unless it is that of the finished run which is resumed.
         BlockingIOError
             If another run holds the lock of the output folder.
+        OSError
+            If a checkpoint or the average cannot be written. Earlier checkpoints stay as they are.
+        ValueError
+            If the checkpoint to resume from is damaged or does not exist.
         """
         with self.folder_lock:
             return self._train(resume_from_checkpoint, *args, **kwargs)
@@ -119,6 +133,13 @@ class VaswaniTrainer(Seq2SeqTrainer):
             if not checkpoints:
                 raise ValueError(f"{folder} has no complete checkpoint to resume from.")
             resume_from_checkpoint = str(checkpoints[-1])
+        resumed = Path(str(resume_from_checkpoint))
+        if (
+            resume_from_checkpoint
+            and (resumed / MANIFEST).exists()
+            and (damage := find_damage(resumed, lambda _: True))
+        ):
+            raise ValueError(f"{resumed} is damaged: {damage}. Remove it to resume from the one before it.")
         finished = self._output_of_finished_run(resume_from_checkpoint)
         if self.args.average_last and averaged.exists():
             last_names = [checkpoint.name for checkpoint in checkpoints[-self.args.average_last :]]
@@ -307,18 +328,22 @@ class VaswaniTrainer(Seq2SeqTrainer):
         if self.args.should_save:
             shutil.rmtree(unfinished, ignore_errors=True)
         self.accelerator.wait_for_everyone()
-        self._unfinished = unfinished
-        try:
-            super()._save_checkpoint(model, trial)
-        finally:
-            self._unfinished = None
-        self.accelerator.wait_for_everyone()
-        if self.state.best_global_step == self.state.global_step:
-            self.state.best_model_checkpoint = str(checkpoint)
+        what = f"The checkpoint of update {self.state.global_step}"
+        with report_failed_write(what, unfinished, lambda: _last_complete(run)):
+            self._unfinished = unfinished
+            try:
+                super()._save_checkpoint(model, trial)
+            finally:
+                self._unfinished = None
+            self.accelerator.wait_for_everyone()
+            if self.state.best_global_step == self.state.global_step:
+                self.state.best_model_checkpoint = str(checkpoint)
+            if self.args.should_save:
+                finished = unfinished / checkpoint.name
+                self.state.save_to_json(str(finished / TRAINER_STATE))
+                write_manifest(finished)
+                publish(finished, checkpoint)
         if self.args.should_save:
-            finished = unfinished / checkpoint.name
-            self.state.save_to_json(str(finished / TRAINER_STATE))
-            publish(finished, checkpoint)
             unfinished.rmdir()
             self._remove_oldest(run)
         self.accelerator.wait_for_everyone()
@@ -341,6 +366,11 @@ class VaswaniTrainer(Seq2SeqTrainer):
         excess = len(checkpoints) - max(self.args.save_total_limit or len(checkpoints), len(set(kept)))
         for checkpoint in [path for path in checkpoints if path not in kept][: max(excess, 0)]:
             remove(checkpoint)
+
+
+def _last_complete(run: Path) -> str:
+    checkpoints = complete_checkpoints(run)
+    return f"The run can be resumed from {checkpoints[-1]}." if checkpoints else f"{run} has no complete checkpoint."
 
 
 def _listed(value: str | list[str] | None) -> list[str]:
