@@ -25,7 +25,7 @@ OLD = b"the weights of an earlier model"
 
 # Runs commands in children that need not import anything. A child may kill itself at a file operation in the folder.
 SERVE = """
-    import json, os, signal, sys
+    import json, os, signal, sys, time
     import matplotlib.pyplot, torch
     import vaswani.cli.average, vaswani.cli.push, vaswani.cli.train, vaswani.hub.push, vaswani.training.recipe
     from vaswani.cli import main
@@ -45,7 +45,9 @@ SERVE = """
     for request in map(json.loads, sys.stdin):
         child, deadly, status = os.fork(), request["deadly"], 0
         if child:
-            print(child, flush=True)
+            if request["after"] is not None:
+                time.sleep(request["after"])
+                os.kill(child, signal.SIGKILL)  # its id is not given away before waitpid
             print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
             continue
         log = os.open(FOLDER + "/log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
@@ -86,11 +88,8 @@ class Machine:
 
     def run(self, words: list[str], after: float | None = None, deadly: int | None = None) -> int:
         """Run a command, kill it after some seconds or at an event, and return its status."""
-        print(json.dumps({"words": words, "deadly": deadly}), file=self.process.stdin, flush=True)
-        child = int(self.process.stdout.readline())
-        if after is not None:
-            time.sleep(after)
-            os.kill(child, signal.SIGKILL)  # the child exists until its status is read
+        request = {"words": words, "after": after, "deadly": deadly}
+        print(json.dumps(request), file=self.process.stdin, flush=True)
         return int(self.process.stdout.readline())
 
     def events(self) -> int:
