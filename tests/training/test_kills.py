@@ -147,10 +147,14 @@ def prepare_hub(hub: Hub) -> None:
     hub.repositories[NAME].commit("main", "An earlier model", {"model.safetensors": regular_file(OLD)})
 
 
-def result(hub: Hub, run: Path) -> dict[str, bytes]:
-    folders = {"run": run, "last": run / "checkpoint-6", "averaged": run / "averaged", "three": run / "three"}
-    weights = {name: (folder / "model.safetensors").read_bytes() for name, folder in folders.items()}
-    return {**weights, "pushed": hub.read(NAME, "model.safetensors")}
+def result(hub: Hub, run: Path) -> dict[str, dict[str, bytes]]:
+    """Return the weights that each command leaves behind."""
+    folders = {"train": ["", "checkpoint-6", "averaged"], "average": ["three"]}
+    weights = {
+        name: {place: (run / place / "model.safetensors").read_bytes() for place in places if (run / place).exists()}
+        for name, places in folders.items()
+    }
+    return {**weights, "push": {"hub": hub.read(NAME, "model.safetensors")}}
 
 
 def test_a_run_that_is_killed_anywhere_ends_bit_equal(hub: Hub, machine: Machine, tmp_path) -> None:
@@ -165,31 +169,32 @@ def test_a_run_that_is_killed_anywhere_ends_bit_equal(hub: Hub, machine: Machine
             assert machine.run(words) == 0, (tmp_path / "log").read_text()
             seconds[name], events[name] = time.monotonic() - start, machine.events()
     expected, pushed = result(hub, run), hub.files(NAME).keys()
-    assert expected["pushed"] == expected["averaged"] != OLD
+    assert [len(weights) for weights in expected.values()] == [3, 1, 1]
+    assert expected["push"]["hub"] == expected["train"]["averaged"] != OLD
     say(f"uninterrupted: seconds {seconds}, events {events}")
 
     chance, kills, trials = random.Random(0), 0, 0
-    run = tmp_path / "killed"
+    whole, run = run, tmp_path / "killed"
     while kills < KILLS:
         trials += 1
         shutil.rmtree(run, ignore_errors=True)
         prepare_hub(hub)
-        aimed = chance.choices(["train", "average", "push"], [6, 2, 2])[0]
-        for name, words in commands(tmp_path, run).items():
-            again = name == aimed
-            while again:
-                moment = {"after": chance.random() * seconds[name]}
-                if name != "push" and chance.random() < 0.5:
-                    moment = {"deadly": chance.randint(1, events[name])}
-                was_killed = machine.run(words, **moment) == -signal.SIGKILL
-                kills += was_killed
-                again = was_killed and chance.random() < 0.3
-                say(f"{kills} kills; trial {trials}: {name} {moment} {was_killed}")
-                # One commit: nothing of it, or all of it.
-                before, after = ({"model.safetensors"}, OLD), (pushed, expected["pushed"])
-                assert (hub.files(NAME).keys(), hub.read(NAME, "model.safetensors")) in (before, after)
-            if name == "average" and (run / "three").exists():
-                continue  # killed behind its end; it overwrites nothing
+        name = chance.choices(["train", "average", "push"], [6, 2, 2])[0]
+        if name != "train":
+            shutil.copytree(whole, run, ignore=shutil.ignore_patterns("three"))
+        words, is_killed = commands(tmp_path, run)[name], True
+        while is_killed:
+            moment = {"after": chance.random() * seconds[name]}
+            if name != "push" and chance.random() < 0.5:
+                moment = {"deadly": chance.randint(1, events[name])}
+            is_killed = machine.run(words, **moment) == -signal.SIGKILL
+            kills += is_killed
+            say(f"{kills} kills; trial {trials}: {name} {moment} {is_killed}")
+            # A push is one commit: nothing of it is there, or all of it.
+            before, after = ({"model.safetensors"}, OLD), (pushed, expected["push"]["hub"])
+            assert (hub.files(NAME).keys(), hub.read(NAME, "model.safetensors")) in (before, after)
+            if chance.random() < 0.5:
+                break
+        if name != "average" or not (run / "three").exists():  # averaging overwrites nothing
             assert machine.run(words) == 0, (tmp_path / "log").read_text()
-        assert result(hub, run) == expected, f"trial {trials}"
-        assert hub.files(NAME).keys() == pushed
+        assert result(hub, run)[name] == expected[name], f"trial {trials}"

@@ -91,7 +91,7 @@ def test_a_recipe_of_the_package_is_taken_by_its_name(written: Path) -> None:
     going_on = ["multi30k-distill", "multi30k-finish", "tatoeba-further"]
     assert recipe_names() == sorted(from_scratch + going_on)
     for name in going_on:
-        with pytest.raises(ValueError, match="goes on from another model: add --model with its folder or name"):
+        with pytest.raises(ValueError, match="continues from another model: add --model with its folder or name"):
             parse_recipe([name, *given])
     for name in recipe_names():
         model = ["--model", "tatoeba-en-de"] if name in going_on else []
@@ -122,7 +122,7 @@ def refused(words: list[str], capsys: pytest.CaptureFixture) -> str:
         (["--preset", "huge"], "There is no preset 'huge'"),
         (["--model_config", '{"dropout": 3}'], "dropout=3; it must be a number from 0 to 1"),
         (["--model_config", '{"droput": 0.3}'], "model_config has unknown fields: ['droput']"),
-        (["--model_config", "dropout"], "model_config='dropout' is no JSON object"),
+        (["--model_config", "dropout"], "model_config='dropout' is not a JSON object"),
         (["--source_tokens", "0"], "source_tokens=0 must be a whole number of at least 1"),
         (["--train", "nowhere.tsv"], "There is no file nowhere.tsv"),
         (["--vocab_size", "100"], "vocab_size=100 is too small for this corpus"),
@@ -159,9 +159,9 @@ def test_an_unknown_recipe_is_explained(name: str, capsys: pytest.CaptureFixture
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("train: [a", "is no valid YAML"),
-        ("just a sentence", "is no recipe: it must hold options with their values"),
-        ("- train", "is no recipe"),
+        ("train: [a", "is not valid YAML"),
+        ("just a sentence", "is not a recipe: it must hold options with their values"),
+        ("- train", "is not a recipe"),
         ("max_steps: 1.5", "argument --max_steps/--max-steps: invalid int value: '1.5'"),
         ("vocab_size: many", "argument --vocab_size/--vocab-size: invalid int value: 'many'"),
         ("help: true", "There is no option 'help'"),
@@ -208,7 +208,7 @@ def test_a_validation_corpus_is_used_without_being_asked(written: Path) -> None:
 def test_a_run_is_not_overwritten_but_resumed(written: Path, capsys: pytest.CaptureFixture, caplog) -> None:
     recipe = ["train", str(written / "recipe.yaml")]
     main([*recipe, "--max_steps", "4"])
-    assert "has checkpoints already: add --resume" in refused(recipe, capsys)
+    assert "has checkpoints already: add --resume to continue" in refused(recipe, capsys)
     first = read_results(written / "run")["training"]
     begun = (written / "run" / "recipe.yaml").read_text()
     (written / "other.tsv").write_text("other words\tandere Worte\n" * 30)

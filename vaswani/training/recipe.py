@@ -1,4 +1,4 @@
-"""The recipe: one run, from a corpus to a trained folder, with everything that it was made from beside it."""
+"""Recipes: one run, from a corpus to a model folder, with its recipe, log and results beside it."""
 
 import dataclasses
 import difflib
@@ -35,25 +35,25 @@ from .trainer import VaswaniTrainer
 
 logger = logging.get_logger(__name__)
 
-# Options that a run keeps from its beginning to its end, however often it is resumed; of `train` the files' names.
+# Options that may not change when a run is resumed; of `train`, only the names of the files are compared.
 _OF_A_RUN = (
     *("source_language", "target_language", "dataset_config", "model", "preset", "model_config", "tokenizer"),
     *("vocab_size", "max_length", "max_ratio", "drop_duplicates", "keep_empty", "bpe_dropout", "bpe_copies"),
     *("source_tokens", "target_tokens", "seed", "data_seed", "optim", "weight_decay", "adam_beta1", "adam_beta2"),
     *("adam_epsilon", "max_grad_norm", "learning_rate", "lr_scheduler_type", "warmup_steps"),
 )
-# With these schedules a run may be made longer: no learning rate depends on where it ends, as it does with the others.
+# With these schedules a resumed run may be longer, because no learning rate depends on the last update.
 _ENDLESS_SCHEDULES = ("inverse_sqrt", "constant", "constant_with_warmup", "reduce_lr_on_plateau", "greedy")
 
 RECIPE_FILE = "recipe.yaml"
 LOG_FILE = "log.jsonl"
 RECIPES = Path(__file__).parent / "recipes"
-YOURS = "<yours>"  # stands in recipes of the package for a model that the user must name
+YOURS = "<yours>"  # in recipes of the package, a model that the user must name
 
 
 @dataclass
 class CorpusOptions:
-    """Hold what a run is made from: corpora, vocabulary and model.
+    """Corpora, vocabulary and model of a run.
 
     Parameters
     ----------
@@ -70,32 +70,32 @@ class CorpusOptions:
     streaming : bool, default=False
         Read the corpus while training, for corpora larger than disk or memory.
     model : str | None, default=None
-        Model to go on from, with its tokenizer: a folder, one of this package, or a Hub name; by default weights begin
-        anew.
+        Model to continue from, with its tokenizer: a folder, one of this package, or a Hub name; by default a new model
+        is trained.
     preset : str, default="base"
-        The shape of a new model, by the name of a preset.
+        Name of the preset of a new model.
     model_config : str | None, default=None
-        Fields of the model's configuration that differ, as a JSON object; with `model`, such as dropout.
+        Fields of the model's configuration that differ, as a JSON object; with `model`, fields such as dropout.
     tokenizer : str | None, default=None
         Folder or Hub name of a tokenizer; by default one is learned from the corpus.
     vocab_size : int, default=37000
-        Entries of a learned vocabulary.
+        Size of a learned vocabulary.
     max_length : int | None, default=None
         Drop pairs with a longer side, in tokens.
     max_ratio : float | None, default=None
-        Drop pairs with one side so many times as long as the other.
+        Drop pairs in which one side is more than this many times as long as the other.
     drop_duplicates : bool, default=False
         Drop pairs that occurred before.
     keep_empty : bool, default=False
         Keep pairs with an empty side, which are dropped otherwise.
     bpe_dropout : float | None, default=None
-        Probability with which a merge of the vocabulary is left out in training, so that words have many spellings.
+        BPE dropout: probability with which a merge is skipped in training, so that a word is segmented in many ways.
     bpe_copies : int, default=10
-        With `bpe_dropout`, how often the corpus is spelled anew; an epoch has all of these copies.
+        With `bpe_dropout`, number of copies of the corpus that are segmented anew; an epoch has all of them.
     num_proc : int | None, default=None
-        Processes that tokenise.
+        Number of processes that tokenise.
     resume : bool, default=False
-        Go on from the last complete checkpoint of the output folder.
+        Resume from the last complete checkpoint of the output folder.
     """
 
     train: list[str] = field(metadata={"help": "Two aligned files, a .tsv or .jsonl file, a folder, or a Hub name."})
@@ -104,19 +104,21 @@ class CorpusOptions:
     target_language: str = field(default="de", metadata={"help": "Key of the target in translations."})
     dataset_config: str | None = field(default=None, metadata={"help": "Configuration of a data set, such as de-en."})
     streaming: bool = field(default=False, metadata={"help": "Read the corpus while training."})
-    model: str | None = field(default=None, metadata={"help": "Folder or name of a model to go on from."})
+    model: str | None = field(default=None, metadata={"help": "Folder or name of a model to continue from."})
     preset: str = field(default="base", metadata={"help": "A new model: base, big, tiny, or a row of Table 3."})
     model_config: str | None = field(default=None, metadata={"help": "Fields of the model that differ, as JSON."})
     tokenizer: str | None = field(default=None, metadata={"help": "A tokenizer's folder or name (default: learn one)."})
-    vocab_size: int = field(default=37_000, metadata={"help": "Entries of a learned vocabulary."})
+    vocab_size: int = field(default=37_000, metadata={"help": "Size of a learned vocabulary."})
     max_length: int | None = field(default=None, metadata={"help": "Drop pairs with a longer side, in tokens."})
-    max_ratio: float | None = field(default=None, metadata={"help": "Drop pairs with one side so many times as long."})
+    max_ratio: float | None = field(
+        default=None, metadata={"help": "Drop pairs with one side this many times as long."}
+    )
     drop_duplicates: bool = field(default=False, metadata={"help": "Drop pairs that occurred before."})
     keep_empty: bool = field(default=False, metadata={"help": "Keep pairs with an empty side."})
-    bpe_dropout: float | None = field(default=None, metadata={"help": "Probability with which a merge is left out."})
-    bpe_copies: int = field(default=10, metadata={"help": "Copies of the corpus that are so spelled, in an epoch."})
+    bpe_dropout: float | None = field(default=None, metadata={"help": "BPE dropout: probability of skipping a merge."})
+    bpe_copies: int = field(default=10, metadata={"help": "With bpe_dropout, copies of the corpus in an epoch."})
     num_proc: int | None = field(default=None, metadata={"help": "Processes that tokenise."})
-    resume: bool = field(default=False, metadata={"help": "Go on from the last complete checkpoint."})
+    resume: bool = field(default=False, metadata={"help": "Resume from the last complete checkpoint."})
 
 
 def parse_recipe(words: Sequence[str]) -> tuple[CorpusOptions, VaswaniTrainingArguments]:
@@ -130,7 +132,7 @@ def parse_recipe(words: Sequence[str]) -> tuple[CorpusOptions, VaswaniTrainingAr
     Returns
     -------
     tuple[CorpusOptions, VaswaniTrainingArguments]
-        What the run is made from, and how it trains.
+        Corpora and model of the run, and how it trains.
 
     Raises
     ------
@@ -151,7 +153,7 @@ def parse_recipe(words: Sequence[str]) -> tuple[CorpusOptions, VaswaniTrainingAr
             raise ValueError(_unknown(name, known))
     options, arguments = parser.parse_args_into_dataclasses(words)
     if options.model == YOURS:
-        raise ValueError("This recipe goes on from another model: add --model with its folder or name.")
+        raise ValueError("This recipe continues from another model: add --model with its folder or name.")
     return options, arguments
 
 
@@ -183,9 +185,9 @@ def _words_of_file(path: Path, known: set[str]) -> list[str]:
     try:
         entries = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
     except yaml.YAMLError as error:
-        raise ValueError(f"{path} is no valid YAML: {error}.") from None
+        raise ValueError(f"{path} is not valid YAML: {error}.") from None
     if not isinstance(entries, dict):
-        raise ValueError(f"{path} is no recipe: it must hold options with their values.")
+        raise ValueError(f"{path} is not a recipe: it must hold options with their values.")
     words: list[str] = []
     for key, value in entries.items():
         if key not in known or key == "help":
@@ -202,12 +204,12 @@ def _unknown(name: str, known: Iterable[str]) -> str:
 
 
 def run_recipe(options: CorpusOptions, arguments: VaswaniTrainingArguments) -> VaswaniTrainer:
-    """Train as a recipe says, from scratch or from another model, and leave a folder that loads by the Auto classes.
+    """Train as a recipe says, from scratch or from another model, into a folder that the Auto classes load.
 
     Parameters
     ----------
     options : CorpusOptions
-        What the run is made from.
+        Corpora and model of the run.
     arguments : VaswaniTrainingArguments
         How it trains; `output_dir` gets the model, the tokenizer, the recipe, the log, the learning curve and the
         results.
@@ -238,7 +240,7 @@ def _run_recipe(options: CorpusOptions, arguments: VaswaniTrainingArguments, loc
     if options.bpe_dropout and options.streaming:
         raise ValueError("bpe_dropout needs a corpus that is not a stream: leave out streaming.")
     if complete_checkpoints(output) and not options.resume:
-        raise ValueError(f"{output} has checkpoints already: add --resume to go on, or choose another output_dir.")
+        raise ValueError(f"{output} has checkpoints already: add --resume to continue, or choose another output_dir.")
     if options.resume and not complete_checkpoints(output):
         logger.warning(f"{output} has no complete checkpoint: the run starts from the beginning.")
     elif options.resume:
@@ -280,7 +282,7 @@ def _run_recipe(options: CorpusOptions, arguments: VaswaniTrainingArguments, loc
             recipe = yaml.safe_dump(_resolved(options, arguments), sort_keys=False, allow_unicode=True)
             (unfinished / RECIPE_FILE).write_text(recipe, encoding="utf-8")
             replace_files(unfinished, output)
-    logging.disable_progress_bar()  # one bar is enough; transformers would show another for every checkpoint
+    logging.disable_progress_bar()  # transformers would show one for every checkpoint
     try:
         trainer.train(resume_from_checkpoint=options.resume and bool(complete_checkpoints(output)))
         if arguments.should_save:
@@ -303,7 +305,7 @@ def _run_recipe(options: CorpusOptions, arguments: VaswaniTrainingArguments, loc
 
 
 def describe_recipe(path: Path) -> dict[str, Any]:
-    """Tell what is known of a model before it is trained.
+    """Return what is known about a model before it is trained.
 
     Parameters
     ----------
@@ -322,7 +324,7 @@ def describe_recipe(path: Path) -> dict[str, Any]:
     """
     options, arguments = parse_recipe([str(path), "--output_dir", str(path.parent)])
     if options.model is not None:
-        raise ValueError(f"{path} goes on from {options.model!r}: what comes of it is known when it is trained.")
+        raise ValueError(f"{path} continues from {options.model!r}: its model is known only after training.")
     config = preset(options.preset, vocab_size=options.vocab_size, **_model_changes(options))
     rate = arguments.learning_rate or peak_learning_rate(config.d_model, arguments.warmup_steps)
     recipe = {**dataclasses.asdict(options), **arguments.to_dict(), "learning_rate": rate}
@@ -331,13 +333,13 @@ def describe_recipe(path: Path) -> dict[str, Any]:
 
 
 def _model_changes(options: CorpusOptions) -> dict[str, Any]:
-    """Read the changes of the model, and try them, before any work starts."""
+    """Read the changes of the model configuration and check them, before any work starts."""
     try:
         changes = json.loads(options.model_config) if options.model_config else {}
     except json.JSONDecodeError as error:
-        raise ValueError(f"model_config={options.model_config!r} is no JSON object: {error}.") from None
+        raise ValueError(f"model_config={options.model_config!r} is not a JSON object: {error}.") from None
     if not isinstance(changes, dict):
-        raise ValueError(f"model_config={options.model_config!r} is no JSON object.")
+        raise ValueError(f"model_config={options.model_config!r} is not a JSON object.")
     if unknown := changes.keys() - VaswaniConfig.__annotations__.keys():
         raise ValueError(f"model_config has unknown fields: {sorted(unknown)}.")
     if options.model is None:
@@ -351,7 +353,7 @@ def _model_changes(options: CorpusOptions) -> dict[str, Any]:
 def _load(
     corpus: list[str], options: CorpusOptions, arguments: VaswaniTrainingArguments, split: str, streaming: bool
 ) -> Any:
-    """Load a corpus; of several processes on a machine, the first prepares it for the others."""
+    """Load a corpus; the first process of a machine prepares it for the others."""
     named = {"name": options.dataset_config} if options.dataset_config else {}
     keys = {"source_language": options.source_language, "target_language": options.target_language}
     paths: Any = corpus if len(corpus) != 1 else corpus[0]
@@ -362,7 +364,7 @@ def _load(
 
 
 def _tokenizer(corpus: Any, options: CorpusOptions, output: Path) -> Any:
-    """Load the tokenizer that the recipe names, or that an earlier part of the run learned, or learn it."""
+    """Load the tokenizer that the recipe names or that an earlier part of the run learned, or learn one."""
     if options.tokenizer is not None:
         return AutoTokenizer.from_pretrained(options.tokenizer, trust_remote_code=False)
     if options.resume and (output / "tokenizer.json").is_file():
@@ -371,7 +373,7 @@ def _tokenizer(corpus: Any, options: CorpusOptions, output: Path) -> Any:
 
 
 def _check_same_run(output: Path, resolved: dict[str, Any]) -> None:
-    """Raise a ValueError if a run that is resumed would go on with something else than it began with."""
+    """Raise a ValueError if a resumed run would continue with other options than it began with."""
     if not (output / RECIPE_FILE).is_file():
         return
     begun = yaml.safe_load((output / RECIPE_FILE).read_text(encoding="utf-8"))
@@ -385,7 +387,7 @@ def _check_same_run(output: Path, resolved: dict[str, Any]) -> None:
 
 
 def _resolved(options: CorpusOptions, arguments: VaswaniTrainingArguments) -> dict[str, Any]:
-    """Return every option in a form for YAML, those that were left to their defaults too, but no secrets."""
+    """Return every option in a form for YAML, defaults included, without tokens."""
     resolved = {**dataclasses.asdict(options), **arguments.to_dict()}
     fields = (*dataclasses.fields(options), *dataclasses.fields(arguments))
     known = {entry.name for entry in fields if entry.init and not entry.name.endswith("_token")} - {"resume"}
