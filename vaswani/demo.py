@@ -12,8 +12,8 @@ from .hub.about import ABOUT_FILE, complete_card
 from .hub.results import search_facts
 from .inference.evaluation import evaluate_translations
 from .inference.translator import Translator
+from .training.arguments import VaswaniTrainingArguments
 from .training.recipe import CorpusOptions, run_recipe
-from .training.trainer import VaswaniTrainingArguments
 
 TRAINING_PAIRS, HELD_OUT_PAIRS = 20_000, 300
 MODEL = {"d_ff": 512, "encoder_layers": 2, "decoder_layers": 2, "dropout": 0.1}

@@ -1,13 +1,16 @@
 """Checkpoints: complete or not there, the last one found, kills survived, and averages exact."""
 
+import hashlib
 import json
 import random
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -114,7 +117,7 @@ def test_averaging_refuses_what_does_not_fit_and_overwrites_nothing(tokenizer: V
         average_checkpoints(made, tmp_path / "taken")
     with pytest.raises(ValueError, match="no checkpoint to average"):
         average_checkpoints([], tmp_path / "averaged")
-    with pytest.raises(ValueError, match=r"taken is no checkpoint: it has no model\.safetensors"):
+    with pytest.raises(ValueError, match=r"taken is not a checkpoint: it has no model\.safetensors"):
         average_checkpoints([*made, tmp_path / "taken"], tmp_path / "averaged")
     weights = load_file(made[1] / "model.safetensors")
     changed = {**weights, "model.encoder.embed_tokens.weight": torch.zeros(3, 16)}
@@ -217,6 +220,133 @@ def test_the_best_checkpoint_is_kept_and_remembered(pairs: Dataset, tmp_path) ->
     assert state["best_model_checkpoint"] == str(best)
     saved = load_file(best / "model.safetensors")
     assert torch.equal(trainer.model.lm_head.weight, saved["model.encoder.embed_tokens.weight"])
+
+
+# --- damaged checkpoints
+
+
+@pytest.fixture(scope="module")
+def saved_run(pairs: Dataset, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of a run with two checkpoints."""
+    folder = tmp_path_factory.mktemp("run")
+    trainer, _ = recipe(folder, pairs=pairs, max_steps=2, save_strategy="steps", save_steps=1)
+    trainer.train()
+    return folder
+
+
+KINDS = {
+    *("config.json", "generation_config.json", "manifest.json", "model.safetensors", "optimizer.pt", "rng_state.pth"),
+    *("scheduler.pt", "trainer_state.json", "training_args.bin"),
+}
+
+
+def test_a_manifest_has_the_size_and_checksum_of_every_other_file(saved_run: Path) -> None:
+    checkpoint = saved_run / "checkpoint-2"
+    files = json.loads((checkpoint / "manifest.json").read_text())["files"]
+    assert {path.name for path in checkpoint.iterdir()} == KINDS == files.keys() | {"manifest.json"}
+    for name, entry in files.items():
+        content = (checkpoint / name).read_bytes()
+        assert entry == {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_a_checkpoint_with_a_cut_file_is_neither_resumed_from_nor_averaged(
+    kind: str, saved_run: Path, pairs: Dataset, tmp_path, caplog
+) -> None:
+    shutil.copytree(saved_run, tmp_path, dirs_exist_ok=True)
+    first, last = tmp_path / "checkpoint-1", tmp_path / "checkpoint-2"
+    assert complete_checkpoints(tmp_path) == [first, last]
+    whole = (last / kind).read_bytes()
+    trainer, recorder = recipe(tmp_path, pairs=pairs, max_steps=2)
+    for length in sorted({0, 1, 8, len(whole) // 2, len(whole) - 1}):
+        (last / kind).write_bytes(whole[:length])
+        assert complete_checkpoints(tmp_path) == [first]
+        with pytest.raises(ValueError, match=f"checkpoint-2 is damaged: {re.escape(kind)} .* resume from the one befo"):
+            trainer.train(resume_from_checkpoint=str(last))
+        with pytest.raises(ValueError, match=f"checkpoint-2 is damaged and is not averaged: {re.escape(kind)} "):
+            average_checkpoints([first, last], tmp_path / "averaged")
+    assert "checkpoint-2 is not complete and is left out: " + kind in caplog.text
+    assert not (tmp_path / "averaged").exists()
+    assert recorder.rates == []
+    (last / kind).unlink()
+    if kind == "manifest.json":  # as of an earlier version
+        assert complete_checkpoints(tmp_path) == [first, last]
+    else:
+        assert complete_checkpoints(tmp_path) == [first]
+        with pytest.raises(ValueError, match=f"{re.escape(kind)} (is missing|.*no)|it has no {re.escape(kind)}"):
+            average_checkpoints([first, last], tmp_path / "averaged")
+
+
+@pytest.mark.parametrize("content", ["[]", "{}", '{"files": 5}', '{"files": {"a": 5}}', '{"files": {"a": {}}}'])
+def test_a_manifest_of_another_form_is_damage(content: str, saved_run: Path, tmp_path) -> None:
+    shutil.copytree(saved_run, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "checkpoint-2" / "manifest.json").write_text(content)
+    assert complete_checkpoints(tmp_path) == [tmp_path / "checkpoint-1"]
+
+
+def test_a_changed_byte_is_found_by_its_checksum(saved_run: Path, pairs: Dataset, tmp_path) -> None:
+    shutil.copytree(saved_run, tmp_path, dirs_exist_ok=True)
+    trainer, _ = recipe(tmp_path, pairs=pairs, max_steps=3)
+    for kind, is_averaged in (("model.safetensors", True), ("optimizer.pt", False)):
+        path = tmp_path / "checkpoint-2" / kind
+        whole = path.read_bytes()
+        path.write_bytes(whole[:-9] + bytes([whole[-9] ^ 1]) + whole[-8:])
+        message = f"checkpoint-2 is damaged: {re.escape(kind)} does not match its checksum. Remove it to resume"
+        with pytest.raises(ValueError, match=message):
+            trainer.train(resume_from_checkpoint=True)
+        if is_averaged:
+            with pytest.raises(ValueError, match=f"not averaged: {re.escape(kind)} does not match its checksum"):
+                average_checkpoints([path.parent], tmp_path / "averaged")
+        path.write_bytes(whole)
+    assert trainer.train(resume_from_checkpoint=True).global_step == 3
+
+
+# --- full disks
+
+
+@pytest.fixture
+def small_disk(tmp_path) -> Iterator[Callable[[int], Path]]:
+    """Return a function that makes a small file system, or changes its size in KiB, where the tests may mount one."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+
+    def mount(kibibytes: int) -> Path:
+        options = f"size={kibibytes}k" + (",remount" if disk.is_mount() else "")
+        done = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", disk], capture_output=True, check=False)
+        if done.returncode:
+            pytest.skip("no file system can be mounted here")
+        return disk
+
+    yield mount
+    if disk.is_mount():
+        subprocess.run(["umount", disk], check=True)
+
+
+@pytest.mark.parametrize("part", [0.1, 0.25, 0.4, 0.6, 0.8, 0.99])
+def test_a_full_disk_leaves_the_last_checkpoint_from_which_the_run_resumes(
+    part: float, saved_run: Path, pairs: Dataset, small_disk: Callable[[int], Path]
+) -> None:
+    used = sum(-(-path.stat().st_size // 4096) * 4 for path in (saved_run / "checkpoint-2").iterdir())
+    run = small_disk(int((1 + part) * used)) / "run"
+    options = {"max_steps": 2, "save_strategy": "steps", "save_steps": 1}
+    trainer, _ = recipe(run, pairs=pairs, **options)
+    message = r"The checkpoint of update 2 was not written: the disk is full\. The run can be resumed from \S+point-1\."
+    with pytest.raises(OSError, match=message):
+        trainer.train()
+    assert [path.name for path in run.iterdir()] == ["checkpoint-1"]
+    assert complete_checkpoints(run) == [run / "checkpoint-1"]
+    full = shutil.disk_usage(run).used // 1024 + 20
+    with pytest.raises(OSError, match=r"averaged was not written: the disk is full\. The checkpoints are unchanged\."):
+        average_checkpoints([saved_run / "checkpoint-1"] * 2, small_disk(full) / "averaged")
+    assert [path.name for path in run.parent.iterdir()] == ["run"]
+    assert complete_checkpoints(run) == [run / "checkpoint-1"]
+
+    small_disk(4 * used)
+    again, _ = recipe(run, pairs=pairs, **options)
+    again.train(resume_from_checkpoint=True)
+    expected, actual = (load_file(folder / "checkpoint-2" / "model.safetensors") for folder in (saved_run, run))
+    for name, tensor in expected.items():
+        assert torch.equal(actual[name], tensor), name
 
 
 TRAIN = """

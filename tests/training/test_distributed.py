@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -153,17 +154,17 @@ TRAIN = """
     from torch.distributed.tensor import DTensor
     from transformers import AutoModelForSeq2SeqLM, TrainerCallback
     from transformers.distributed import DistributedConfig
-    from vaswani.training.recipe import _Interruption
     from vaswani.training import VaswaniTrainer, VaswaniTrainingArguments
 
     folder, options = sys.argv[1], json.loads(sys.argv[2])
-    losses, processes, sharded, resume, streaming, interrupted = [], *(options.pop(name) for name in (
-        "processes", "sharded", "resume", "streaming", "interrupted"))
+    losses, processes, sharded, resume, streaming, interrupted, number = [], *(options.pop(name) for name in (
+        "processes", "sharded", "resume", "streaming", "interrupted", "number"))
 
     class Interrupt(TrainerCallback):
         def on_step_begin(self, args, state, control, **kwargs):
             if state.global_step == 2 and args.process_index == interrupted:
-                os.kill(os.getpid(), signal.SIGINT)
+                for _ in range(2):  # from the scheduler, and again from the launcher
+                    os.kill(os.getpid(), number)
 
     class Record(TrainerCallback):
         def on_log(self, args, state, control, logs, **kwargs):
@@ -180,9 +181,10 @@ TRAIN = """
     trainer = VaswaniTrainer(model, arguments, train_dataset=pairs, callbacks=[Record()])
     if interrupted is not None:
         trainer.add_callback(Interrupt())
-        trainer.add_callback(_Interruption(trainer))
+        trainer.add_callback(trainer.interruption)
     trainer.train(resume_from_checkpoint=resume)
     assert arguments.world_size == processes
+    assert trainer.interruption.signal == (0 if interrupted is None else number)
     kind = type(trainer.model_wrapped).__name__
     assert kind == ("DistributedDataParallel" if processes > 1 and not sharded else type(model).__name__), kind
     assert all(isinstance(parameter, DTensor) for parameter in model.parameters()) == sharded
@@ -197,7 +199,7 @@ def train(
     folder, processes: int, sharded: bool = False, resume=None, streaming: bool = False, **options
 ) -> list[float]:
     given = {"processes": processes, "sharded": sharded, "resume": resume, "streaming": streaming}
-    given = {**given, "interrupted": None, **options}
+    given = {**given, "interrupted": None, "number": signal.SIGINT, **options}
     printed = launch(TRAIN, str(folder), json.dumps(given), processes=processes, accelerate=not sharded)
     return json.loads(next(line for line in printed.splitlines() if line.startswith("losses")).removeprefix("losses"))
 
@@ -248,8 +250,38 @@ def test_two_processes_resume_in_the_middle_of_a_later_epoch(trained_alone: tupl
     assert again == losses[16:]
 
 
-def test_an_interruption_of_one_process_stops_all_with_one_checkpoint(trained_alone: tuple, tmp_path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interruption_of_one_process_stops_all_with_one_checkpoint(
+    number: int, trained_alone: tuple, tmp_path
+) -> None:
     folder, expected = trained_alone
     shutil.copytree(folder, tmp_path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("run"))
-    assert train(tmp_path, 2, max_steps=20, interrupted=1) == pytest.approx(expected[:3], rel=TOLERANCE)
+    losses = train(tmp_path, 2, max_steps=20, interrupted=1, number=number)
+    assert losses == pytest.approx(expected[:3], rel=TOLERANCE)
     assert [path.name for path in (tmp_path / "run").glob("checkpoint-*")] == ["checkpoint-3"]
+
+
+LOCKED = """
+    import sys
+    from vaswani.training import VaswaniTrainingArguments
+    from vaswani.training.folder_lock import FolderLock
+
+    arguments = VaswaniTrainingArguments(sys.argv[1] + "/run", report_to="none", use_cpu=True)
+    assert arguments.world_size == 2
+    with FolderLock(arguments):
+        pass
+    if arguments.process_index == 0:
+        import fcntl
+        held = open(sys.argv[1] + "/run/_lock", "w")
+        fcntl.flock(held, fcntl.LOCK_EX)
+    try:
+        FolderLock(arguments).__enter__()
+    except BlockingIOError as error:
+        assert ("is in use by another run" in str(error)) == (arguments.process_index == 0)
+        print("rank is done")
+"""
+
+
+def test_the_processes_of_a_run_share_its_lock_and_are_refused_together(tmp_path) -> None:
+    (tmp_path / "run").mkdir()
+    launch(LOCKED, str(tmp_path), accelerate=True)

@@ -1,5 +1,6 @@
 """The command `vaswani train`: recipes in YAML and options, mistakes before any work, Ctrl-C, and what is left."""
 
+import errno
 import json
 import signal
 import subprocess
@@ -18,6 +19,7 @@ from vaswani.cli import main
 from vaswani.hub.card import card_for_folder
 from vaswani.hub.results import read_results
 from vaswani.presets import preset
+from vaswani.training import VaswaniTrainer
 from vaswani.training.checkpoints import complete_checkpoints
 from vaswani.training.recipe import parse_recipe, recipe_names, run_recipe
 
@@ -89,7 +91,7 @@ def test_a_recipe_of_the_package_is_taken_by_its_name(written: Path) -> None:
     going_on = ["multi30k-distill", "multi30k-finish", "tatoeba-further"]
     assert recipe_names() == sorted(from_scratch + going_on)
     for name in going_on:
-        with pytest.raises(ValueError, match="goes on from another model: add --model with its folder or name"):
+        with pytest.raises(ValueError, match="continues from another model: add --model with its folder or name"):
             parse_recipe([name, *given])
     for name in recipe_names():
         model = ["--model", "tatoeba-en-de"] if name in going_on else []
@@ -120,7 +122,7 @@ def refused(words: list[str], capsys: pytest.CaptureFixture) -> str:
         (["--preset", "huge"], "There is no preset 'huge'"),
         (["--model_config", '{"dropout": 3}'], "dropout=3; it must be a number from 0 to 1"),
         (["--model_config", '{"droput": 0.3}'], "model_config has unknown fields: ['droput']"),
-        (["--model_config", "dropout"], "model_config='dropout' is no JSON object"),
+        (["--model_config", "dropout"], "model_config='dropout' is not a JSON object"),
         (["--source_tokens", "0"], "source_tokens=0 must be a whole number of at least 1"),
         (["--train", "nowhere.tsv"], "There is no file nowhere.tsv"),
         (["--vocab_size", "100"], "vocab_size=100 is too small for this corpus"),
@@ -157,9 +159,9 @@ def test_an_unknown_recipe_is_explained(name: str, capsys: pytest.CaptureFixture
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("train: [a", "is no valid YAML"),
-        ("just a sentence", "is no recipe: it must hold options with their values"),
-        ("- train", "is no recipe"),
+        ("train: [a", "is not valid YAML"),
+        ("just a sentence", "is not a recipe: it must hold options with their values"),
+        ("- train", "is not a recipe"),
         ("max_steps: 1.5", "argument --max_steps/--max-steps: invalid int value: '1.5'"),
         ("vocab_size: many", "argument --vocab_size/--vocab-size: invalid int value: 'many'"),
         ("help: true", "There is no option 'help'"),
@@ -206,7 +208,7 @@ def test_a_validation_corpus_is_used_without_being_asked(written: Path) -> None:
 def test_a_run_is_not_overwritten_but_resumed(written: Path, capsys: pytest.CaptureFixture, caplog) -> None:
     recipe = ["train", str(written / "recipe.yaml")]
     main([*recipe, "--max_steps", "4"])
-    assert "has checkpoints already: add --resume" in refused(recipe, capsys)
+    assert "has checkpoints already: add --resume to continue" in refused(recipe, capsys)
     first = read_results(written / "run")["training"]
     begun = (written / "run" / "recipe.yaml").read_text()
     (written / "other.tsv").write_text("other words\tandere Worte\n" * 30)
@@ -280,8 +282,38 @@ def test_average_takes_the_last_of_a_run_or_those_that_are_named(written: Path, 
     assert "overwrites nothing" in refused(["average", *named, "--output", str(written / "two")], capsys)
 
 
+@pytest.mark.parametrize(
+    ("place", "message"),
+    [
+        ("vaswani.training.trainer.write_manifest", "The checkpoint of update 2 was not written: the disk is full."),
+        ("vaswani.training.checkpoints.save_file", "averaged was not written: the disk is full."),
+        ("vaswani.training.recipe.replace_files", "The recipe was not written: the disk is full."),
+    ],
+)
+def test_a_full_disk_is_said_in_a_line_and_the_run_resumes(
+    place: str, message: str, written: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*arguments: object, **options: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    command = ["train", str(written / "recipe.yaml"), "--max_steps", "2", "--average_last", "1"]
+    monkeypatch.setattr(place, fail)
+    printed = refused(command, capsys)
+    assert message in printed
+    assert "Traceback" not in printed
+    monkeypatch.undo()
+    main([*command, "--resume"])
+    assert read_results(written / "run")["training"]["updates"] == 2
+    assert (written / "run" / "averaged" / "model.safetensors").is_file()
+
+
 @pytest.mark.process
-def test_ctrl_c_leaves_a_checkpoint_and_says_how_to_go_on(written: Path) -> None:
+@pytest.mark.parametrize(
+    ("signals", "status"),
+    [([signal.SIGINT], 130), ([signal.SIGTERM], 143), ([signal.SIGTERM, signal.SIGTERM], 143)],
+    ids=str,
+)
+def test_a_signal_leaves_a_checkpoint_and_says_how_to_resume(signals: list[int], status: int, written: Path) -> None:
     code = "import sys; from vaswani.cli import main; main(sys.argv[1:])"
     words = ["train", written / "recipe.yaml", "--max_steps", "100000", "--average_last", "1"]
     command = [sys.executable, "-c", code, *words]
@@ -289,11 +321,36 @@ def test_ctrl_c_leaves_a_checkpoint_and_says_how_to_go_on(written: Path) -> None
         seen = ""
         while "update/s" not in seen:
             seen += process.stderr.read(64)
-        process.send_signal(signal.SIGINT)
+        for number in signals:
+            process.send_signal(number)
         seen += process.stderr.read()
-    assert process.returncode == 0, seen
-    assert "Saving a checkpoint after this update, then stopping." in seen
-    assert "The same command with --resume goes on." in seen
+    assert process.returncode == status, seen
+    assert seen.count("Saving a checkpoint after this update, then stopping.") == 1
+    assert "The same command with --resume continues." in seen
+    assert "Traceback" not in seen
     assert len(complete_checkpoints(written / "run")) == 1
     assert not (written / "run" / "averaged").exists()
     assert read_results(written / "run") == {}
+
+
+def test_a_signal_during_the_last_save_is_noticed_and_handlers_are_restored(
+    written: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved = VaswaniTrainer._save_checkpoint
+
+    def save_during_a_signal(*arguments: object) -> None:
+        signal.raise_signal(signal.SIGTERM)
+        saved(*arguments)
+
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    command = ["train", str(written / "recipe.yaml"), "--max_steps", "2", "--average_last", "1"]
+    monkeypatch.setattr(VaswaniTrainer, "_save_checkpoint", save_during_a_signal)
+    with pytest.raises(SystemExit) as ending:
+        main(command)
+    assert ending.value.code == 143
+    assert not (written / "run" / "averaged").exists()
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+    monkeypatch.undo()
+    main([*command, "--resume"])
+    assert (written / "run" / "averaged").is_dir()
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before

@@ -22,7 +22,8 @@ from transformers.utils import logging
 
 from ..configuration_vaswani import IGNORE_INDEX
 from ..convert.marian import to_marian
-from ..training.trainer import VaswaniTrainer, VaswaniTrainingArguments
+from ..training.arguments import VaswaniTrainingArguments
+from ..training.trainer import VaswaniTrainer
 from .measure import changed_environment
 from .pairs import Pair
 from .report import aligned

@@ -20,10 +20,18 @@ def run(options: argparse.Namespace) -> None:
     ----------
     options : argparse.Namespace
         What the command line gave; `rest` has the words after the command.
+
+    Raises
+    ------
+    SystemExit
+        If a signal stopped the run, with the status of a program that the signal ended: 130 after Ctrl-C, 143 after
+        SIGTERM. A script does not continue with half a run.
     """
     from ..training.recipe import parse_recipe, run_recipe  # here, because the Trainer takes seconds to import
 
-    run_recipe(*parse_recipe(options.rest))
+    trainer = run_recipe(*parse_recipe(options.rest))
+    if trainer.interruption.signal:
+        raise SystemExit(128 + trainer.interruption.signal)
 
 
 __all__ = ["add_arguments", "run"]

@@ -10,6 +10,7 @@ from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, Mo
 from huggingface_hub.constants import REPOCARD_NAME
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 from huggingface_hub.utils import httpx, validate_repo_id
+from safetensors import SafetensorError
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
 from .card import card_for_folder, make_card
@@ -74,7 +75,10 @@ def push_folder(
     api = HfApi()
     with tempfile.TemporaryDirectory() as place:
         if include_code:
-            model.save_pretrained(place, include_code=True)
+            try:
+                model.save_pretrained(place, include_code=True)
+            except (OSError, SafetensorError) as error:  # such as a full disk
+                raise OSError(f"The code could not be written to {place}: {error}. Nothing was sent.") from error
             files |= {path.name: path for path in Path(place).iterdir() if path.suffix == ".py"}
             files["config.json"] = Path(place) / "config.json"
         try:

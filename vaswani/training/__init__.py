@@ -4,13 +4,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .trainer import VaswaniTrainer, VaswaniTrainingArguments
+    from .arguments import VaswaniTrainingArguments
+    from .trainer import VaswaniTrainer
+
+_HOMES = {"VaswaniTrainer": ".trainer", "VaswaniTrainingArguments": ".arguments"}
 
 
 def __getattr__(name: str) -> Any:
-    if name not in __all__:
+    if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(".trainer", __name__), name)  # the Trainer takes seconds to import
+    return getattr(import_module(_HOMES[name], __name__), name)  # the Trainer takes seconds to import
 
 
 __all__ = ["VaswaniTrainer", "VaswaniTrainingArguments"]

@@ -1,4 +1,4 @@
-"""The progress: what a person sees while a model trains."""
+"""Progress bar of a training run."""
 
 import math
 import time
@@ -21,8 +21,8 @@ class ProgressBar(TrainerCallback):
 
     Notes
     -----
-    Tokens are target tokens without padding, of this process times the number of processes. The perplexity is that of
-    the validation corpus, where there is one.
+    Tokens are target tokens without padding, of this process times the number of processes. The perplexity is that on
+    the validation corpus, if there is one.
     """
 
     def __init__(self, trainer: Trainer) -> None:
@@ -45,13 +45,13 @@ class ProgressBar(TrainerCallback):
         self.tokens, self.cells, self.pads = self.tokens + targets, self.cells + cells, self.pads + cells - real
 
     def on_train_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
-        """Begin the line."""
+        """Show the bar."""
         if state.is_world_process_zero and not args.disable_tqdm:
             self.bar = tqdm(total=state.max_steps, initial=state.global_step, unit="update", dynamic_ncols=True)
             self.start = time.monotonic()
 
     def on_step_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
-        """Move the line on."""
+        """Advance the bar."""
         if self.bar is not None:
             rate = self.tokens * args.world_size / (time.monotonic() - self.start)
             self.shown |= {"tokens/s": f"{rate:,.0f}", "padding": f"{self.pads / self.cells:.1%}"}
@@ -59,11 +59,11 @@ class ProgressBar(TrainerCallback):
             self.bar.set_postfix(self.shown, refresh=False)
 
     def on_save(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
-        """Show which update the last checkpoint is of."""
+        """Show the update of the last checkpoint."""
         self.shown["checkpoint"] = f"{state.global_step:,}"
 
     def on_log(self, args: Any, state: TrainerState, control: Any, logs: Any = None, **kwargs: Any) -> None:  # noqa: ARG002
-        """Show the newest figures."""
+        """Show the newest metrics."""
         if self.bar is None or not logs:
             return
         if "loss" in logs:
@@ -75,7 +75,7 @@ class ProgressBar(TrainerCallback):
             )
 
     def on_train_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
-        """End the line and sum up."""
+        """Close the bar and print a summary."""
         if self.bar is not None:
             minutes = (time.monotonic() - self.start) / 60
             self.bar.close()

@@ -1,18 +1,17 @@
-"""The recipe: one run, from a corpus to a trained folder, with everything that it was made from beside it."""
+"""Recipes: one run, from a corpus to a model folder, with its recipe, log and results beside it."""
 
 import dataclasses
 import difflib
 import json
 import os
-import signal
+import shutil
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import yaml
-from transformers import AutoTokenizer, HfArgumentParser, TrainerCallback, TrainerControl, set_seed
+from transformers import AutoTokenizer, HfArgumentParser, set_seed
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 from transformers.trainer_utils import IntervalStrategy
 from transformers.utils import logging
@@ -27,31 +26,34 @@ from ..modeling_vaswani import VaswaniForConditionalGeneration
 from ..plotting.learning_curve import draw_learning_curve
 from ..presets import preset
 from ..tokenization_vaswani import VaswaniTokenizer
-from .checkpoints import complete_checkpoints
+from .arguments import VaswaniTrainingArguments
+from .checkpoints import complete_checkpoints, replace_files, report_failed_write
+from .folder_lock import FolderLock
 from .progress import ProgressBar
-from .trainer import VaswaniTrainer, VaswaniTrainingArguments, agree, peak_learning_rate
+from .schedule import peak_learning_rate
+from .trainer import VaswaniTrainer
 
 logger = logging.get_logger(__name__)
 
-# Options that a run keeps from its beginning to its end, however often it is resumed; of `train` the files' names.
+# Options that may not change when a run is resumed; of `train`, only the names of the files are compared.
 _OF_A_RUN = (
     *("source_language", "target_language", "dataset_config", "model", "preset", "model_config", "tokenizer"),
     *("vocab_size", "max_length", "max_ratio", "drop_duplicates", "keep_empty", "bpe_dropout", "bpe_copies"),
     *("source_tokens", "target_tokens", "seed", "data_seed", "optim", "weight_decay", "adam_beta1", "adam_beta2"),
     *("adam_epsilon", "max_grad_norm", "learning_rate", "lr_scheduler_type", "warmup_steps"),
 )
-# With these schedules a run may be made longer: no learning rate depends on where it ends, as it does with the others.
+# With these schedules a resumed run may be longer, because no learning rate depends on the last update.
 _ENDLESS_SCHEDULES = ("inverse_sqrt", "constant", "constant_with_warmup", "reduce_lr_on_plateau", "greedy")
 
 RECIPE_FILE = "recipe.yaml"
 LOG_FILE = "log.jsonl"
 RECIPES = Path(__file__).parent / "recipes"
-YOURS = "<yours>"  # stands in recipes of the package for a model that the user must name
+YOURS = "<yours>"  # in recipes of the package, a model that the user must name
 
 
 @dataclass
 class CorpusOptions:
-    """Hold what a run is made from: corpora, vocabulary and model.
+    """Corpora, vocabulary and model of a run.
 
     Parameters
     ----------
@@ -68,32 +70,32 @@ class CorpusOptions:
     streaming : bool, default=False
         Read the corpus while training, for corpora larger than disk or memory.
     model : str | None, default=None
-        Model to go on from, with its tokenizer: a folder, one of this package, or a Hub name; by default weights begin
-        anew.
+        Model to continue from, with its tokenizer: a folder, one of this package, or a Hub name; by default a new model
+        is trained.
     preset : str, default="base"
-        The shape of a new model, by the name of a preset.
+        Name of the preset of a new model.
     model_config : str | None, default=None
-        Fields of the model's configuration that differ, as a JSON object; with `model`, such as dropout.
+        Fields of the model's configuration that differ, as a JSON object; with `model`, fields such as dropout.
     tokenizer : str | None, default=None
         Folder or Hub name of a tokenizer; by default one is learned from the corpus.
     vocab_size : int, default=37000
-        Entries of a learned vocabulary.
+        Size of a learned vocabulary.
     max_length : int | None, default=None
         Drop pairs with a longer side, in tokens.
     max_ratio : float | None, default=None
-        Drop pairs with one side so many times as long as the other.
+        Drop pairs in which one side is more than this many times as long as the other.
     drop_duplicates : bool, default=False
         Drop pairs that occurred before.
     keep_empty : bool, default=False
         Keep pairs with an empty side, which are dropped otherwise.
     bpe_dropout : float | None, default=None
-        Probability with which a merge of the vocabulary is left out in training, so that words have many spellings.
+        BPE dropout: probability with which a merge is skipped in training, so that a word is segmented in many ways.
     bpe_copies : int, default=10
-        With `bpe_dropout`, how often the corpus is spelled anew; an epoch has all of these copies.
+        With `bpe_dropout`, number of copies of the corpus that are segmented anew; an epoch has all of them.
     num_proc : int | None, default=None
-        Processes that tokenise.
+        Number of processes that tokenise.
     resume : bool, default=False
-        Go on from the last complete checkpoint of the output folder.
+        Resume from the last complete checkpoint of the output folder.
     """
 
     train: list[str] = field(metadata={"help": "Two aligned files, a .tsv or .jsonl file, a folder, or a Hub name."})
@@ -102,19 +104,21 @@ class CorpusOptions:
     target_language: str = field(default="de", metadata={"help": "Key of the target in translations."})
     dataset_config: str | None = field(default=None, metadata={"help": "Configuration of a data set, such as de-en."})
     streaming: bool = field(default=False, metadata={"help": "Read the corpus while training."})
-    model: str | None = field(default=None, metadata={"help": "Folder or name of a model to go on from."})
+    model: str | None = field(default=None, metadata={"help": "Folder or name of a model to continue from."})
     preset: str = field(default="base", metadata={"help": "A new model: base, big, tiny, or a row of Table 3."})
     model_config: str | None = field(default=None, metadata={"help": "Fields of the model that differ, as JSON."})
     tokenizer: str | None = field(default=None, metadata={"help": "A tokenizer's folder or name (default: learn one)."})
-    vocab_size: int = field(default=37_000, metadata={"help": "Entries of a learned vocabulary."})
+    vocab_size: int = field(default=37_000, metadata={"help": "Size of a learned vocabulary."})
     max_length: int | None = field(default=None, metadata={"help": "Drop pairs with a longer side, in tokens."})
-    max_ratio: float | None = field(default=None, metadata={"help": "Drop pairs with one side so many times as long."})
+    max_ratio: float | None = field(
+        default=None, metadata={"help": "Drop pairs with one side this many times as long."}
+    )
     drop_duplicates: bool = field(default=False, metadata={"help": "Drop pairs that occurred before."})
     keep_empty: bool = field(default=False, metadata={"help": "Keep pairs with an empty side."})
-    bpe_dropout: float | None = field(default=None, metadata={"help": "Probability with which a merge is left out."})
-    bpe_copies: int = field(default=10, metadata={"help": "Copies of the corpus that are so spelled, in an epoch."})
+    bpe_dropout: float | None = field(default=None, metadata={"help": "BPE dropout: probability of skipping a merge."})
+    bpe_copies: int = field(default=10, metadata={"help": "With bpe_dropout, copies of the corpus in an epoch."})
     num_proc: int | None = field(default=None, metadata={"help": "Processes that tokenise."})
-    resume: bool = field(default=False, metadata={"help": "Go on from the last complete checkpoint."})
+    resume: bool = field(default=False, metadata={"help": "Resume from the last complete checkpoint."})
 
 
 def parse_recipe(words: Sequence[str]) -> tuple[CorpusOptions, VaswaniTrainingArguments]:
@@ -128,7 +132,7 @@ def parse_recipe(words: Sequence[str]) -> tuple[CorpusOptions, VaswaniTrainingAr
     Returns
     -------
     tuple[CorpusOptions, VaswaniTrainingArguments]
-        What the run is made from, and how it trains.
+        Corpora and model of the run, and how it trains.
 
     Raises
     ------
@@ -149,7 +153,7 @@ def parse_recipe(words: Sequence[str]) -> tuple[CorpusOptions, VaswaniTrainingAr
             raise ValueError(_unknown(name, known))
     options, arguments = parser.parse_args_into_dataclasses(words)
     if options.model == YOURS:
-        raise ValueError("This recipe goes on from another model: add --model with its folder or name.")
+        raise ValueError("This recipe continues from another model: add --model with its folder or name.")
     return options, arguments
 
 
@@ -181,9 +185,9 @@ def _words_of_file(path: Path, known: set[str]) -> list[str]:
     try:
         entries = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
     except yaml.YAMLError as error:
-        raise ValueError(f"{path} is no valid YAML: {error}.") from None
+        raise ValueError(f"{path} is not valid YAML: {error}.") from None
     if not isinstance(entries, dict):
-        raise ValueError(f"{path} is no recipe: it must hold options with their values.")
+        raise ValueError(f"{path} is not a recipe: it must hold options with their values.")
     words: list[str] = []
     for key, value in entries.items():
         if key not in known or key == "help":
@@ -200,12 +204,12 @@ def _unknown(name: str, known: Iterable[str]) -> str:
 
 
 def run_recipe(options: CorpusOptions, arguments: VaswaniTrainingArguments) -> VaswaniTrainer:
-    """Train as a recipe says, from scratch or from another model, and leave a folder that loads by the Auto classes.
+    """Train as a recipe says, from scratch or from another model, into a folder that the Auto classes load.
 
     Parameters
     ----------
     options : CorpusOptions
-        What the run is made from.
+        Corpora and model of the run.
     arguments : VaswaniTrainingArguments
         How it trains; `output_dir` gets the model, the tokenizer, the recipe, the log, the learning curve and the
         results.
@@ -219,7 +223,14 @@ def run_recipe(options: CorpusOptions, arguments: VaswaniTrainingArguments) -> V
     ------
     ValueError
         If the recipe does not fit together, before any work starts.
+    BlockingIOError
+        If another run holds the lock of the output folder.
     """
+    with FolderLock(arguments) as lock:
+        return _run_recipe(options, arguments, lock)
+
+
+def _run_recipe(options: CorpusOptions, arguments: VaswaniTrainingArguments, lock: FolderLock) -> VaswaniTrainer:
     output = Path(str(arguments.output_dir))
     changes = _model_changes(options)
     if not 0 <= (options.bpe_dropout or 0) <= 1:
@@ -229,7 +240,7 @@ def run_recipe(options: CorpusOptions, arguments: VaswaniTrainingArguments) -> V
     if options.bpe_dropout and options.streaming:
         raise ValueError("bpe_dropout needs a corpus that is not a stream: leave out streaming.")
     if complete_checkpoints(output) and not options.resume:
-        raise ValueError(f"{output} has checkpoints already: add --resume to go on, or choose another output_dir.")
+        raise ValueError(f"{output} has checkpoints already: add --resume to continue, or choose another output_dir.")
     if options.resume and not complete_checkpoints(output):
         logger.warning(f"{output} has no complete checkpoint: the run starts from the beginning.")
     elif options.resume:
@@ -258,35 +269,43 @@ def run_recipe(options: CorpusOptions, arguments: VaswaniTrainingArguments) -> V
     if model is None:
         model = VaswaniForConditionalGeneration(preset(options.preset, vocab_size=len(tokenizer), **changes))
     trainer = VaswaniTrainer(model, arguments, train_dataset=train, eval_dataset=valid, processing_class=tokenizer)
+    trainer.folder_lock = lock
     trainer.remove_callback(PrinterCallback)
     trainer.remove_callback(ProgressCallback)
     trainer.add_callback(ProgressBar(trainer))
-    trainer.add_callback(_Interruption(trainer))
+    trainer.add_callback(trainer.interruption)
     if arguments.should_save:
-        output.mkdir(parents=True, exist_ok=True)
-        tokenizer.save_pretrained(output)
-        recipe = yaml.safe_dump(_resolved(options, arguments), sort_keys=False, allow_unicode=True)
-        (output / RECIPE_FILE).write_text(recipe, encoding="utf-8")
-    logging.disable_progress_bar()  # one bar is enough; transformers would show another for every checkpoint
+        unfinished = output / "_starting"
+        shutil.rmtree(unfinished, ignore_errors=True)
+        with report_failed_write("The recipe", unfinished, lambda: f"{output} is unchanged."):
+            tokenizer.save_pretrained(unfinished)
+            recipe = yaml.safe_dump(_resolved(options, arguments), sort_keys=False, allow_unicode=True)
+            (unfinished / RECIPE_FILE).write_text(recipe, encoding="utf-8")
+            replace_files(unfinished, output)
+    logging.disable_progress_bar()  # transformers would show one for every checkpoint
     try:
         trainer.train(resume_from_checkpoint=options.resume and bool(complete_checkpoints(output)))
-    finally:
-        logging.enable_progress_bar()
-    if arguments.should_save:
-        draw_learning_curve(trainer.state.log_history, output / "learning_curve.png")
-        log = "".join(f"{json.dumps(entry)}\n" for entry in trainer.state.log_history)
-        (output / LOG_FILE).write_text(log, encoding="utf-8")
-    if trainer.is_interrupted:
-        logger.warning(f"Stopped at update {trainer.state.global_step}. The same command with --resume goes on.")
-    else:
-        trainer.save_model()
         if arguments.should_save:
-            write_results(output, run_results(trainer, dataclasses.asdict(options)))
+            draw_learning_curve(trainer.state.log_history, output / "learning_curve.png")
+            log = "".join(f"{json.dumps(entry)}\n" for entry in trainer.state.log_history)
+            (output / LOG_FILE).write_text(log, encoding="utf-8")
+        if trainer.interruption.signal:
+            logger.warning(f"Stopped at update {trainer.state.global_step}. The same command with --resume continues.")
+        else:
+            with report_failed_write(
+                f"The model in {output}", None, lambda: "Its checkpoints are complete: --resume writes it again."
+            ):
+                trainer.save_model()
+            if arguments.should_save:
+                write_results(output, run_results(trainer, dataclasses.asdict(options)))
+    finally:
+        trainer.interruption.restore()
+        logging.enable_progress_bar()
     return trainer
 
 
 def describe_recipe(path: Path) -> dict[str, Any]:
-    """Tell what is known of a model before it is trained.
+    """Return what is known about a model before it is trained.
 
     Parameters
     ----------
@@ -305,7 +324,7 @@ def describe_recipe(path: Path) -> dict[str, Any]:
     """
     options, arguments = parse_recipe([str(path), "--output_dir", str(path.parent)])
     if options.model is not None:
-        raise ValueError(f"{path} goes on from {options.model!r}: what comes of it is known when it is trained.")
+        raise ValueError(f"{path} continues from {options.model!r}: its model is known only after training.")
     config = preset(options.preset, vocab_size=options.vocab_size, **_model_changes(options))
     rate = arguments.learning_rate or peak_learning_rate(config.d_model, arguments.warmup_steps)
     recipe = {**dataclasses.asdict(options), **arguments.to_dict(), "learning_rate": rate}
@@ -314,13 +333,13 @@ def describe_recipe(path: Path) -> dict[str, Any]:
 
 
 def _model_changes(options: CorpusOptions) -> dict[str, Any]:
-    """Read the changes of the model, and try them, before any work starts."""
+    """Read the changes of the model configuration and check them, before any work starts."""
     try:
         changes = json.loads(options.model_config) if options.model_config else {}
     except json.JSONDecodeError as error:
-        raise ValueError(f"model_config={options.model_config!r} is no JSON object: {error}.") from None
+        raise ValueError(f"model_config={options.model_config!r} is not a JSON object: {error}.") from None
     if not isinstance(changes, dict):
-        raise ValueError(f"model_config={options.model_config!r} is no JSON object.")
+        raise ValueError(f"model_config={options.model_config!r} is not a JSON object.")
     if unknown := changes.keys() - VaswaniConfig.__annotations__.keys():
         raise ValueError(f"model_config has unknown fields: {sorted(unknown)}.")
     if options.model is None:
@@ -334,7 +353,7 @@ def _model_changes(options: CorpusOptions) -> dict[str, Any]:
 def _load(
     corpus: list[str], options: CorpusOptions, arguments: VaswaniTrainingArguments, split: str, streaming: bool
 ) -> Any:
-    """Load a corpus; of several processes on a machine, the first prepares it for the others."""
+    """Load a corpus; the first process of a machine prepares it for the others."""
     named = {"name": options.dataset_config} if options.dataset_config else {}
     keys = {"source_language": options.source_language, "target_language": options.target_language}
     paths: Any = corpus if len(corpus) != 1 else corpus[0]
@@ -345,7 +364,7 @@ def _load(
 
 
 def _tokenizer(corpus: Any, options: CorpusOptions, output: Path) -> Any:
-    """Load the tokenizer that the recipe names, or that an earlier part of the run learned, or learn it."""
+    """Load the tokenizer that the recipe names or that an earlier part of the run learned, or learn one."""
     if options.tokenizer is not None:
         return AutoTokenizer.from_pretrained(options.tokenizer, trust_remote_code=False)
     if options.resume and (output / "tokenizer.json").is_file():
@@ -354,7 +373,7 @@ def _tokenizer(corpus: Any, options: CorpusOptions, output: Path) -> Any:
 
 
 def _check_same_run(output: Path, resolved: dict[str, Any]) -> None:
-    """Raise a ValueError if a run that is resumed would go on with something else than it began with."""
+    """Raise a ValueError if a resumed run would continue with other options than it began with."""
     if not (output / RECIPE_FILE).is_file():
         return
     begun = yaml.safe_load((output / RECIPE_FILE).read_text(encoding="utf-8"))
@@ -368,34 +387,11 @@ def _check_same_run(output: Path, resolved: dict[str, Any]) -> None:
 
 
 def _resolved(options: CorpusOptions, arguments: VaswaniTrainingArguments) -> dict[str, Any]:
-    """Return every option in a form for YAML, those that were left to their defaults too, but no secrets."""
+    """Return every option in a form for YAML, defaults included, without tokens."""
     resolved = {**dataclasses.asdict(options), **arguments.to_dict()}
     fields = (*dataclasses.fields(options), *dataclasses.fields(arguments))
     known = {entry.name for entry in fields if entry.init and not entry.name.endswith("_token")} - {"resume"}
     return json.loads(json.dumps({name: value for name, value in resolved.items() if name in known}, default=str))
-
-
-class _Interruption(TrainerCallback):
-    """Turn the first Ctrl-C into a checkpoint and an orderly end; a second one ends at once."""
-
-    def __init__(self, trainer: VaswaniTrainer) -> None:
-        self.trainer = trainer
-        self.noticed = False
-
-    def on_train_begin(self, *_: Any, **__: Any) -> None:
-        self.previous = signal.signal(signal.SIGINT, self._notice)
-
-    def _notice(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
-        self.noticed = True
-        signal.signal(signal.SIGINT, self.previous)
-        logger.warning("Saving a checkpoint after this update, then stopping.")
-
-    def on_step_end(self, args: Any, state: Any, control: TrainerControl, **_: Any) -> None:  # noqa: ARG002
-        if agree(self.noticed, args):
-            control.should_save = control.should_training_stop = self.trainer.is_interrupted = True
-
-    def on_train_end(self, *_: Any, **__: Any) -> None:
-        signal.signal(signal.SIGINT, self.previous)
 
 
 __all__ = ["RECIPE_FILE", "CorpusOptions", "describe_recipe", "parse_recipe", "recipe_names", "run_recipe"]
