@@ -26,10 +26,10 @@ from vaswani.plotting.charts import draw_chart
 CARRIED = [name for name, engine in TRAINERS.items() if engine.is_comparable and name != "vaswani"]
 
 
-def random_pairs(count: int = 60, words: int = 41) -> list[Pair]:
+def random_pairs(count: int = 60, vocab_size: int = 41) -> list[Pair]:
     generator = torch.Generator().manual_seed(1)
     lengths = torch.randint(2, 12, (count, 2), generator=generator).tolist()
-    sides = [[[*torch.randint(3, words, (n,), generator=generator).tolist(), 1] for n in pair] for pair in lengths]
+    sides = [[[*torch.randint(3, vocab_size, (n,), generator=generator).tolist(), 1] for n in pair] for pair in lengths]
     return [{"input_ids": source, "labels": target} for source, target in sides]
 
 
@@ -50,7 +50,9 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("changes", [{}, {"decoder_layers": 3}, {"layer_norm_eps": 0.1}])
-def test_torchs_transformer_with_the_carried_weights_has_the_same_loss_and_gradient(changes: dict[str, object]) -> None:
+def test_torchs_transformer_with_the_converted_weights_has_the_same_loss_and_gradient(
+    changes: dict[str, object],
+) -> None:
     model, batch = tiny_model(attention_bias=True, label_smoothing=0.0, **changes).train(), ragged_batch()
     theirs = TorchTransformer(model)
     for module in theirs.modules():
@@ -75,7 +77,7 @@ def test_torchs_transformer_with_the_carried_weights_has_the_same_loss_and_gradi
 
 @pytest.mark.parametrize("peer", CARRIED)
 @pytest.mark.parametrize("kind", ["random", "budget"])
-def test_losses_of_peers_with_the_carried_weights_agree_even_smoothed(peer: str, kind: str) -> None:
+def test_losses_of_peers_with_the_converted_weights_agree_even_smoothed(peer: str, kind: str) -> None:
     model, job = tiny_model(), make_training_job(random_pairs(), kind, 60)
     ours, theirs = (TRAINERS[name](model, 1).losses(job.compared()) for name in ("vaswani", peer))
     assert theirs == pytest.approx(ours, rel=1e-5)
@@ -175,9 +177,9 @@ def test_operations_of_a_step_are_those_counted_by_hand() -> None:
     config = tiny_config(
         vocab_size=7, d_model=4, d_ff=6, num_attention_heads=1, d_k=4, d_v=4, encoder_layers=1, decoder_layers=1
     )
-    encoder = 3 * (4 * 4 * 4 + 2 * 4 * 6) + 3 * 3 * 8  # projections and feed-forward of 3 words, 3 x 3 pairs of words
-    decoder = 2 * (4 * 4 * 4 + 2 * 4 * 6) + (1 + 2) * 8  # a word sees itself and those before
-    source = 2 * (2 * 4 * 4) + 3 * (2 * 4 * 4) + 2 * 3 * 8  # query and output of 2 words, key and value of 3
+    encoder = 3 * (4 * 4 * 4 + 2 * 4 * 6) + 3 * 3 * 8  # projections and feed-forward of 3 tokens, 3 x 3 pairs of tokens
+    decoder = 2 * (4 * 4 * 4 + 2 * 4 * 6) + (1 + 2) * 8  # a token sees itself and those before
+    source = 2 * (2 * 4 * 4) + 3 * (2 * 4 * 4) + 2 * 3 * 8  # query and output of 2 tokens, key and value of 3
     assert training_operations(config, [3], [2]) == 3 * 2 * (encoder + decoder + source + 2 * 4 * 7)
 
 
@@ -189,7 +191,7 @@ def test_operations_of_a_step_are_those_that_torch_counts() -> None:
     labels = torch.full((1, target), 3)
     with FlopCounterMode(display=False) as counter:
         model(input_ids=torch.full((1, source), 3), labels=labels).loss.backward()
-    unseen = target * (target - 1) // 2  # torch forms the products with later words too
+    unseen = target * (target - 1) // 2  # torch forms the products with later tokens too
     of_unseen = 3 * 2 * unseen * config.decoder_layers * config.num_attention_heads * (config.d_k + config.d_v)
     assert training_operations(config, [source], [target]) == counter.get_total_flops() - of_unseen
     assert training_operations(config, [source] * 2, [target] * 2) == 2 * training_operations(
@@ -253,7 +255,7 @@ def test_pairs_are_those_of_two_files(tmp_path: Path) -> None:
 
 def test_memory_is_measured_for_a_step() -> None:
     model = tiny_model(vocab_size=20_000)
-    job = make_training_job(random_pairs(400, words=400), "budget", 1000, count=1)
+    job = make_training_job(random_pairs(400, vocab_size=400), "budget", 1000, count=1)
     logits = 4 * 20_000 * sum(len(pair["labels"]) for pair in job.batches[0])
 
     def peak(name: str) -> float:
@@ -268,7 +270,7 @@ def test_memory_is_measured_for_a_step() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("arguments", "message"),
     [
         (["--tokens", 0], "--tokens 0: it must be at least 1"),
         (["--task", "training", "--batch", 4], "--batch is for generation, but --task is training"),
@@ -286,17 +288,17 @@ def test_memory_is_measured_for_a_step() -> None:
         (["--size", "tiny", "--tokens", 10**6, "--threads", 1], "--tokens 1000000: the pairs, 5000, make 0 batches"),
     ],
 )
-def test_bad_options_are_refused_in_one_line(words: list[object], message: str) -> None:
+def test_bad_options_are_refused_in_one_line(arguments: list[object], message: str) -> None:
     with pytest.raises(ValueError, match=message) as error:
-        command.run(parse(*words))
+        command.run(parse(*arguments))
     assert "\n" not in str(error.value)
 
 
 def test_the_cells_that_matter_are_chosen_without_options(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(report, "usable_cores", lambda: 8)
 
-    def chosen(*words: object) -> set[tuple[object, ...]]:
-        return {tuple(vars(cell).values()) for cell in command._training_cells(parse(*words))}
+    def chosen(*arguments: object) -> set[tuple[object, ...]]:
+        return {tuple(vars(cell).values()) for cell in command._training_cells(parse(*arguments))}
 
     kinds = ("random", "budget")
     sizes = ("base", "tiny")
@@ -306,7 +308,7 @@ def test_the_cells_that_matter_are_chosen_without_options(monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize(
-    ("words", "tasks"),
+    ("arguments", "tasks"),
     [
         ([], ["generation", "training"]),
         (["--size", "tiny", "--rounds", 1], ["generation", "training"]),
@@ -321,8 +323,8 @@ def test_the_cells_that_matter_are_chosen_without_options(monkeypatch: pytest.Mo
         (["--memory", "--task", "training"], ["training"]),
     ],
 )
-def test_options_choose_the_tasks(words: list[object], tasks: list[str]) -> None:
-    assert command._tasks(parse(*words)) == tasks
+def test_options_choose_the_tasks(arguments: list[object], tasks: list[str]) -> None:
+    assert command._tasks(parse(*arguments)) == tasks
 
 
 def test_engines_are_those_that_can_do_the_task() -> None:
@@ -395,11 +397,11 @@ def test_the_command_measures_both_tasks_and_draws_them(
         yield [LocalWorker(engine, build_model(size), measure.TASKS[task]) for engine in engines]
 
     monkeypatch.setattr(command, "start_workers", local_workers)
-    words = ["--model", folder, "--lengths", "equal", "--batch", 2, "--threads", 1, "--rounds", 1, "--tokens", 200]
-    words += ["--batches", "budget", "--peers", "marian", "torch"]
-    command.run(parse(*words, "--output", tmp_path / "speed.json", "--chart", tmp_path / "speed.png"))
+    arguments = ["--model", folder, "--lengths", "equal", "--batch", 2, "--threads", 1, "--rounds", 1, "--tokens", 200]
+    arguments += ["--batches", "budget", "--peers", "marian", "torch"]
+    command.run(parse(*arguments, "--output", tmp_path / "speed.json", "--chart", tmp_path / "speed.png"))
     printed = capsys.readouterr().out
-    assert "torch is left out of generation: it has no search" in printed
+    assert "torch is left out of generation: it has no beam search" in printed
     assert "tokens/s" in printed
     contents = json.loads((tmp_path / "speed.json").read_text())
     assert [engine["engine"] for engine in contents["speed"][0]["engines"]] == ["vaswani", "marian"]
@@ -409,9 +411,9 @@ def test_the_command_measures_both_tasks_and_draws_them(
 
 @pytest.mark.process
 def test_the_command_measures_training_in_processes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["--task", "training", "--size", "tiny", "--threads", 1, "--rounds", 1, "--tokens", 60]
-    words += ["--batches", "random"]
-    command.run(parse(*words, "--output", tmp_path / "speed.json", "--chart", tmp_path / "speed.png"))
+    arguments = ["--task", "training", "--size", "tiny", "--threads", 1, "--rounds", 1, "--tokens", 60]
+    arguments += ["--batches", "random"]
+    command.run(parse(*arguments, "--output", tmp_path / "speed.json", "--chart", tmp_path / "speed.png"))
     assert "ctranslate2 is left out of training" in capsys.readouterr().out
     contents = json.loads((tmp_path / "speed.json").read_text())
     assert contents["mean_pair_tokens"]["tiny"] > 10
@@ -431,7 +433,7 @@ def test_the_command_measures_training_in_processes(tmp_path: Path, capsys: pyte
 # --- whole loops
 
 
-def test_whole_loops_are_timed_and_their_overhead_is_what_is_no_step() -> None:
+def test_whole_loops_are_timed_and_their_overhead_is_the_time_outside_steps() -> None:
     pairs = [{"input_ids": [5] * n + [1], "labels": [6] * n + [1]} for n in (3, 4, 5, 6) * 30]
     for loop in LOOPS:
         timing = run_loop(loop, LoopCell("tiny", 60, 1), pairs)

@@ -6,7 +6,7 @@ from typing import Any
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    """Add what the command takes.
+    """Add the options of the command.
 
     Parameters
     ----------
@@ -18,7 +18,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--run", type=Path, dest="run_folder", help="the run's folder (default: this one or its parent)"
     )
-    command.add_argument("--overwrite", action="store_true", help="write a card that exists anew")
+    command.add_argument("--overwrite", action="store_true", help="overwrite a card that exists")
 
 
 def run(options: argparse.Namespace) -> None:
@@ -27,7 +27,7 @@ def run(options: argparse.Namespace) -> None:
     Parameters
     ----------
     options : argparse.Namespace
-        What the command line gave.
+        Parsed arguments.
     """
     from ..hub.about import complete_card
 
