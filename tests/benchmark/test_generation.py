@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from tests.conftest import ragged_batch, tiny_config, tiny_model
+from tests.conftest import tiny_model
 from vaswani import VaswaniTokenizer, paper_generation_config, preset
 from vaswani.beam_search_vaswani import gnmt_penalty
 from vaswani.benchmark import command, measure, report
@@ -29,9 +29,6 @@ from vaswani.benchmark.workload import (
     operations,
     tokenized_sentences,
 )
-from vaswani.convert.ctranslate2 import to_ctranslate2
-from vaswani.convert.marian import to_marian
-from vaswani.convert.requirements import refuse_what_peers_lack
 from vaswani.kernels.library import load as kernels
 
 needs_ctranslate2 = pytest.mark.skipif(
@@ -90,34 +87,6 @@ def parse(*arguments: object) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     command.add_arguments(parser)
     return parser.parse_args([str(argument) for argument in arguments])
-
-
-@pytest.mark.parametrize("changes", [{}, {"attention_bias": True}, {"decoder_layers": 3}, {"layer_norm_eps": 0.1}])
-def test_marian_with_the_converted_weights_has_the_same_logits(changes: dict[str, object]) -> None:
-    model, batch = tiny_model(**changes), ragged_batch()
-    decoder_input_ids = model.prepare_decoder_input_ids_from_labels(batch["labels"])
-    inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
-    ours = model(**inputs, decoder_input_ids=decoder_input_ids).logits
-    theirs = to_marian(model)(**inputs, decoder_input_ids=decoder_input_ids).logits
-    torch.testing.assert_close(theirs, ours, rtol=1e-4, atol=1e-5)
-
-
-@needs_ctranslate2
-@pytest.mark.parametrize("changes", [{}, {"attention_bias": True}, {"decoder_layers": 3}, {"layer_norm_eps": 0.1}])
-def test_ctranslate2_with_the_converted_weights_has_the_same_probabilities(
-    changes: dict[str, object], tmp_path: Path
-) -> None:
-    import ctranslate2
-
-    model, sources = diverse_model(**changes), random_sequences()
-    targets = sources[::-1]
-    to_ctranslate2(model, str(tmp_path))
-    translator = ctranslate2.Translator(str(tmp_path), compute_type="float32", intra_threads=1)
-    digits = [[[str(token) for token in tokens] for tokens in side] for side in (sources, targets)]
-    results = translator.score_batch(digits[0], [tokens[:-1] for tokens in digits[1]])  # it adds EOS itself
-    for source, target, result in zip(sources, targets, results, strict=True):
-        ours = model.score(torch.tensor([target]), input_ids=torch.tensor([source])).token_log_probs[0]
-        torch.testing.assert_close(torch.tensor(result.log_probs), ours, rtol=1e-4, atol=1e-4)
 
 
 @peers
@@ -186,20 +155,6 @@ def test_the_command_reports_first_and_then_fails_if_outputs_differ(
     [cell] = json.loads((tmp_path / "speed.json").read_text())["speed"]
     assert cell["engines"][1]["seconds"] == []
     assert "ratio" not in cell["engines"][1]
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"d_k": 3}, "d_k=3; the peers can only have 8"),
-        ({"position_encoding": "learned"}, "position_encoding='learned'"),
-        ({"tie_word_embeddings": False}, "tie_word_embeddings=False"),
-        ({"eos_token_id": [1, 3]}, "eos_token_id"),
-    ],
-)
-def test_what_peers_cannot_express_is_refused(change: dict[str, object], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        refuse_what_peers_lack(tiny_config(**change))
 
 
 def test_a_forced_end_is_the_only_token_there_and_never_before() -> None:

@@ -465,18 +465,8 @@ def test_nbest_and_json_tell_scores(folders: list[str], translator: Translator, 
 
 
 def test_generation_options_reach_generate(folders: list[str], tmp_path, capsys) -> None:
-    arguments = [
-        "translate",
-        *SENTENCES[:6],
-        "--model",
-        folders[0],
-        "--json",
-        "--beams",
-        "2",
-        "--length-penalty",
-        "1.5",
-    ]
-    main(arguments)
+    options = ["--json", "--beams", "2", "--length-penalty", "1.5"]
+    main(["translate", *SENTENCES[:6], "--model", folders[0], *options])
     rows = [json.loads(line)["translations"] for line in capsys.readouterr().out.splitlines()]
     expected = one_by_one(folders[0], SENTENCES[:6], num_beams=2, length_penalty=1.5)
     assert_same([[Translation(**each) for each in row] for row in rows], expected)
@@ -726,17 +716,8 @@ def test_the_command_evaluate_scores_a_file_or_what_a_model_translates(
     main(["evaluate", "--hypothesis", hypothesis, "--reference", reference])
     assert json.loads(capsys.readouterr().out) == {**expected, "references": ["reference"], "hypothesis": "hypothesis"}
     output = tmp_path / "results.json"
-    arguments = [
-        "evaluate",
-        "--model",
-        folders[0],
-        "--source",
-        source,
-        "--reference",
-        reference,
-        "--output",
-        str(output),
-    ]
+    arguments = ["evaluate", "--model", folders[0], "--source", source]
+    arguments += ["--reference", reference, "--output", str(output)]
     main(arguments)
     made_from = {"references": ["reference"], "source": "source", "search": {"beams": 4, "length_penalty": 0.6}}
     assert json.loads(capsys.readouterr().out) == json.loads(output.read_text()) == {**expected, **made_from}
