@@ -22,7 +22,6 @@ from vaswani.benchmark.growth import (
 from vaswani.benchmark.startup import STAGES
 from vaswani.benchmark.workload import config_of
 from vaswani.cli import main
-from vaswani.plotting.charts import draw_growth
 
 VALUES = [16, 32, 64, 128]
 
@@ -56,11 +55,6 @@ def test_the_table_states_the_powers_and_where_memory_is_too_little_to_tell() ->
     assert first["exponents"]["seconds"] == pytest.approx(1.25)
     assert first["exponents"]["memory"] == 0
     assert second["exponents"]["memory"] is None
-
-
-def test_the_picture_is_drawn_even_without_memory(tmp_path: Path) -> None:
-    draw_growth(growth_as_json([series(1), series(2, memory=0)]), tmp_path / "growth.png", LEAST_MEMORY)
-    assert (tmp_path / "growth.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_sequences_have_the_length_that_is_asked_for_and_a_short_warm_up() -> None:

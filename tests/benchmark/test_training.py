@@ -17,11 +17,10 @@ from tests.conftest import ragged_batch, tiny_config, tiny_model
 from vaswani import VaswaniTokenizer
 from vaswani.benchmark import command, measure, report
 from vaswani.benchmark.loops import LOOPS, LoopCell, LoopTime, loop_table, run_loop
-from vaswani.benchmark.measure import CellResult, Timing, measure_training_cell, peak_memory, shared_losses
+from vaswani.benchmark.measure import measure_training_cell, peak_memory, shared_losses
 from vaswani.benchmark.pairs import Pair, TrainingCell, TrainingJob, make_training_job, tokenized_pairs
 from vaswani.benchmark.training_peers import TRAINERS, TorchTransformer
 from vaswani.benchmark.workload import build_model, training_operations
-from vaswani.plotting.charts import draw_chart
 
 CARRIED = [name for name, engine in TRAINERS.items() if engine.is_comparable and name != "vaswani"]
 
@@ -339,12 +338,6 @@ def test_engines_are_those_that_can_do_the_task() -> None:
     assert [line.split()[0] for line in notes if "left out" in line] == ["bart", "torch"]
 
 
-def contents_of(*results: CellResult) -> dict[str, object]:
-    cells = [report.speed_as_json(result) for result in results]
-    machine = {"cpu": "Some processor", "cores": 2}
-    return {"machine": machine, "rounds": 2, "training": cells}
-
-
 def read_png(path: Path) -> tuple[int, int, int]:
     """Return width, height and the number of colours of a picture."""
     from matplotlib import pyplot
@@ -355,38 +348,6 @@ def read_png(path: Path) -> tuple[int, int, int]:
     pixels = pyplot.imread(path)
     assert pixels.shape[:2] == (height, width)
     return width, height, len({tuple(pixel) for pixel in pixels[::3, ::3].reshape(-1, pixels.shape[2]).tolist()})
-
-
-def test_the_chart_has_a_bar_for_each_engine_that_was_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from matplotlib import pyplot
-
-    timings = [
-        Timing("vaswani", 1.0, [1.0, 1.0]),
-        Timing("marian", 1.0, [2.0, 2.0]),
-        Timing("torch", 0.5),
-    ]
-    cells = [TrainingCell("tiny", 2000, threads, "random") for threads in (1, 2)]
-    contents = contents_of(*(CellResult(cell, 100, 10**9, 4e9, timings, []) for cell in cells))
-    drawn = []
-    monkeypatch.setattr(pyplot, "close", drawn.append)
-    draw_chart(contents, tmp_path / "chart.png")
-    [figure] = drawn
-    [axes] = figure.axes
-    assert [round(bar.get_width(), 6) for bar in axes.patches] == [1.0, 1.0, 0.5, 0.5]
-    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["vaswani", "marian", "torch"]
-    labels = [label.get_text() for label in axes.get_yticklabels()]
-    assert labels == ["tiny, tokens 2000\nthreads 1, batches random", "tiny, tokens 2000\nthreads 2, batches random"]
-    assert "Some processor, 2 cores" in figure.get_suptitle()
-    width, height, colours = read_png(tmp_path / "chart.png")
-    assert min(width, height) > 200
-    assert colours > 10
-    monkeypatch.undo()
-    pyplot.close(figure)
-
-
-def test_a_chart_without_times_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="There are no times to draw"):
-        draw_chart({"machine": {}, "rounds": 1}, tmp_path / "chart.png")
 
 
 def test_the_command_measures_both_tasks_and_draws_them(
