@@ -13,9 +13,14 @@ from pathlib import Path
 
 from transformers import AutoModelForSeq2SeqLM, set_seed
 
-from vaswani import VaswaniForConditionalGeneration, VaswaniTokenizer, preset
+from vaswani import (
+    VaswaniForConditionalGeneration,
+    VaswaniTokenizer,
+    VaswaniTrainer,
+    VaswaniTrainingArguments,
+    preset,
+)
 from vaswani.data.corpora import clean, load_corpus, tokenize
-from vaswani.training import VaswaniTrainer, VaswaniTrainingArguments
 
 
 def main() -> None:

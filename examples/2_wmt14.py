@@ -15,7 +15,7 @@ import argparse
 import json
 from pathlib import Path
 
-from vaswani.training import VaswaniTrainingArguments
+from vaswani import VaswaniTrainingArguments
 from vaswani.training.recipe import CorpusOptions, run_recipe
 
 # Sections 5.1 to 5.4 and 6.1. What is not here is the default of VaswaniTrainingArguments: Adam with beta2 0.98 and

@@ -18,9 +18,15 @@ from pathlib import Path
 
 from transformers import set_seed
 
-from vaswani import VaswaniForConditionalGeneration, VaswaniTokenizer, preset, preset_names
+from vaswani import (
+    VaswaniForConditionalGeneration,
+    VaswaniTokenizer,
+    VaswaniTrainer,
+    VaswaniTrainingArguments,
+    preset,
+    preset_names,
+)
 from vaswani.data.corpora import load_corpus, tokenize
-from vaswani.training import VaswaniTrainer, VaswaniTrainingArguments
 
 
 def main() -> None:

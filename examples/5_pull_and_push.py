@@ -12,9 +12,8 @@ from pathlib import Path
 
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, set_seed
 
+from vaswani import Translator, VaswaniTrainer, VaswaniTrainingArguments
 from vaswani.data.corpora import load_corpus, tokenize
-from vaswani.inference.translator import Translator
-from vaswani.training import VaswaniTrainer, VaswaniTrainingArguments
 
 
 def main() -> None:

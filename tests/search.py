@@ -1,6 +1,6 @@
-"""The paper's beam search and exhaustive search, written from their definitions, one sentence and one word at a time.
+"""The paper's beam search and exhaustive search, written from their definitions, one sequence and one token at a time.
 
-They know nothing of caches, batches and masks: each hypothesis is a list of words, scored by a full forward pass.
+They know nothing of caches, batches and masks: each hypothesis is a list of token ids, scored by a full forward pass.
 """
 
 import itertools
@@ -10,7 +10,9 @@ from dataclasses import dataclass
 
 import torch
 
-NextWords = Callable[[list[list[int]]], list[list[float]]]  # beginnings of equal length -> log P of each next word
+NextWords = Callable[
+    [list[list[int]]], list[list[float]]
+]  # prefixes of equal length -> log-probability of each next token
 
 
 @dataclass(frozen=True)
@@ -21,7 +23,7 @@ class Translation:
 
 
 def next_words_of(models: list[torch.nn.Module], source: list[int]) -> NextWords:
-    """Score the words that may follow a beginning, by the mean of the models' probabilities."""
+    """Score the tokens that may follow a prefix, by the mean of the models' probabilities."""
 
     def next_words(beginnings: list[list[int]]) -> list[list[float]]:
         probabilities = torch.zeros(())

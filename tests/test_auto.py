@@ -4,6 +4,7 @@ import inspect
 import json
 import os
 import pkgutil
+import re
 import subprocess
 import sys
 import textwrap
@@ -236,11 +237,14 @@ def test_the_lazy_entry_imports_only_what_is_loaded_anyway_and_costs_under_a_hun
 
 def test_the_public_names_are_pinned() -> None:
     assert vaswani.__all__ == [
+        "Translator",
         "VaswaniConfig",
         "VaswaniForConditionalGeneration",
         "VaswaniModel",
         "VaswaniPreTrainedModel",
         "VaswaniTokenizer",
+        "VaswaniTrainer",
+        "VaswaniTrainingArguments",
         "model_folder",
         "model_names",
         "paper_generation_config",
@@ -249,6 +253,15 @@ def test_the_public_names_are_pinned() -> None:
     ]
     assert vaswani.__all__ == sorted(vaswani.__all__)
     assert all(hasattr(vaswani, name) for name in vaswani.__all__)
+
+
+def test_the_package_shows_its_public_names_its_modules_and_nothing_else() -> None:
+    modules = {module.name for module in pkgutil.iter_modules(vaswani.__path__)}
+    for names in (dir(vaswani), vars(vaswani)):
+        others = {name for name in names if not name.startswith("_")} - set(vaswani.__all__)
+        assert others <= modules
+    assert not {name for name in dir(vaswani) if re.match("_(?!_)", name)}
+    assert {*vaswani.__all__, "__version__", "modeling_vaswani", "training"} <= set(dir(vaswani))
 
 
 def test_the_arguments_of_forward_are_pinned() -> None:

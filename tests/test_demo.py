@@ -67,7 +67,7 @@ def test_the_demo_runs_from_the_command_line(tmp_path, capsys: pytest.CaptureFix
     printed = capsys.readouterr().out
     assert "20,000 pairs of sentences with 2," in printed
     assert printed.count("  translation  ") == printed.count("  reference    ") == 3
-    assert "right in every letter, on 300 unseen sentences" in printed
+    assert "exact matches, on 300 unseen sentences" in printed
     averaged = tmp_path / "model" / "averaged"
     assert type(AutoModelForSeq2SeqLM.from_pretrained(averaged)).__name__.startswith("Vasw")
     card = ModelCard.load(averaged / "README.md")

@@ -30,6 +30,7 @@ PRINTED = {
     "docs/translating.md": [
         "['Wo ist der Bahnhof?', 'Ich habe 42 Äpfel.']",
         "[{'translation_text': 'Wo ist der Bahnhof?'}]",
+        "Wo ist der Bahnhof?",
     ],
 }
 # Runs the code of each page by itself, in the order given, and marks what each has printed.

@@ -14,7 +14,7 @@ PATHS = ("kernels", "torch", "plain")
 
 
 def lively_model(seed: int = 0, vocab_size: int = WORDS, **changes: object) -> VaswaniForConditionalGeneration:
-    """Build a random model with the paper's search, sure enough of its words for hypotheses of all lengths."""
+    """Build a random model, sure enough of its tokens for hypotheses of all lengths."""
     model = tiny_model(seed, vocab_size=vocab_size, **changes).double()
     with torch.no_grad():
         model.lm_head.weight.mul_(1.5)
@@ -23,7 +23,7 @@ def lively_model(seed: int = 0, vocab_size: int = WORDS, **changes: object) -> V
 
 
 def take(model: VaswaniForConditionalGeneration, path: str) -> None:
-    """Let a model search through the kernels, through torch on its weights, or through `forward` of every module."""
+    """Let a model decode through the kernels, through torch on its weights, or through `forward` of every module."""
     if path == "kernels" and library.load() is None:
         pytest.skip("the kernels were not built")
     model.to(torch.float32 if path == "kernels" else torch.float64)  # kernels have single precision only
@@ -46,7 +46,7 @@ def padded(rows: list[list[int]], side: str = "right") -> dict[str, torch.Tensor
 
 
 def search(model, rows: list[list[int]], side: str = "right", **options: object) -> list[list[Translation]]:
-    """Translate through `generate()`, and return words and scores of each sentence."""
+    """Translate through `generate()`, and return the token ids and scores of each sequence."""
     output = model.generate(**padded(rows, side), return_dict_in_generate=True, **options)
     words = output.sequences[:, 1:].tolist()
     translations = [
@@ -63,7 +63,7 @@ def assert_same_translations(found: list[Translation], expected: list[Translatio
 
 
 class EndAt(LogitsProcessor):
-    """Force each sentence to end at a length of its own, found by its place in the batch."""
+    """Force each sequence to end at a length of its own, found by its place in the batch."""
 
     def __init__(self, lengths: list[int], beams: int = 4) -> None:
         self.lengths = torch.tensor(lengths).repeat_interleave(beams)

@@ -58,8 +58,8 @@ def run(output: Path = Path("vaswani-demo"), steps: int = 500) -> dict[str, floa
     Returns
     -------
     dict[str, float]
-        BLEU of the model, its share of translations that are right in every letter, and BLEU of replacing each word
-        by its most frequent translation.
+        BLEU of the model, its share of exact matches, and BLEU of replacing each word by its most frequent
+        translation.
 
     Raises
     ------
@@ -111,17 +111,15 @@ def run(output: Path = Path("vaswani-demo"), steps: int = 500) -> dict[str, floa
         print(f"\n  source       {held_out[index]['en']}")
         print(f"  reference    {references[index]}")
         print(f"  translation  {translations[index]}")
-    right = sum(map(str.__eq__, translations, references)) / len(references)
+    exact = sum(map(str.__eq__, translations, references)) / len(references)
     scores = evaluate_translations(translations, references)
     _write_card(output / "averaged", {**scores, "search": search_facts(translator.generation_config)})
     results = {
         "bleu": scores["bleu"],
-        "exact": right,
+        "exact": exact,
         "substitution_bleu": evaluate_translations(substituted, references)["bleu"],
     }
-    print(
-        f"\nsacreBLEU {results['bleu']:.1f}, {right:.1%} right in every letter, on {len(references)} unseen sentences"
-    )
+    print(f"\nsacreBLEU {results['bleu']:.1f}, {exact:.1%} exact matches, on {len(references)} unseen sentences")
     print(f"sacreBLEU {results['substitution_bleu']:.1f} for each word by its most frequent translation")
     print(f"The model is in {output / 'averaged'}: AutoModelForSeq2SeqLM.from_pretrained loads it.")
     return results

@@ -1,4 +1,4 @@
-"""The presets: every row of the paper's Table 3, and a model for small corpora, as configurations."""
+"""Preset configurations: every row of the paper's Table 3, and a model for small corpora."""
 
 from typing import Any
 
@@ -61,7 +61,7 @@ def preset(name: str, **overrides: Any) -> VaswaniConfig:
     name : str
         One of `preset_names()`.
     **overrides : Any
-        Fields of `VaswaniConfig` that shall differ, such as `vocab_size=len(tokenizer)`.
+        Fields of `VaswaniConfig` that differ, such as `vocab_size=len(tokenizer)`.
 
     Returns
     -------

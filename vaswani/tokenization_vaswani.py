@@ -1,4 +1,4 @@
-"""The tokenizer: one byte-pair vocabulary for source and target, from which any text comes back unchanged."""
+"""The tokenizer: byte-pair encoding with one vocabulary for source and target, without loss."""
 
 import json
 import os
@@ -18,11 +18,11 @@ logger = logging.get_logger(__name__)
 
 SPECIAL_TOKENS = {"pad_token": "<pad>", "eos_token": "</s>", "bos_token": "<s>"}
 
-# A word, a number or a run of signs, with the one space before it; or other white space. Every character belongs to
-# some piece, no piece can spell one of the byte tokens, and joining the pieces gives the text back.
+# Pre-tokenisation: a word, a number or a run of signs, with the one space before it; or other white space. Every
+# character belongs to some piece, no piece can equal a byte token, and joining the pieces gives the text back.
 PIECE = r" ?[\p{L}\p{M}]+| ?\p{N}+| ?[^\s\p{L}\p{M}\p{N}]+|\s+"
 
-# Spell what the vocabulary lacks: a character outside it becomes its UTF-8 bytes.
+# Byte fallback: a character outside the vocabulary becomes its UTF-8 bytes.
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 
 # The rarest characters, up to this share of a corpus, are left to the bytes: they would only fill the vocabulary.
@@ -33,15 +33,15 @@ BATCH = 1000
 
 
 class VaswaniTokenizer(PreTrainedTokenizerFast):
-    """Turn text into ids of a joint byte-pair vocabulary and back, without loss.
+    """Fast tokenizer with a joint byte-pair vocabulary, from which any text is decoded without loss.
 
     Notes
     -----
     Section 5.1: byte-pair encoding with one vocabulary for both languages. `<pad>` is 0, `</s>` 1 and ends every
-    encoded sentence, `<s>` 2 and starts the decoder. There is no unknown token. Pieces are plain text, words with
-    the space before them; characters outside the vocabulary become tokens such as `<0xE2>`, one for each byte.
+    encoded sequence, `<s>` 2 and starts the decoder. There is no unknown token. Tokens are plain text, with the space
+    before a word; characters outside the vocabulary become tokens such as `<0xE2>`, one for each byte.
 
-    Text that spells a special token is ordinary text here (`split_special_tokens=True`). For tags that shall be
+    Text that looks like a special token is ordinary text here (`split_special_tokens=True`). For tags that are to be
     found in text use `add_tokens`, or load the tokenizer with `split_special_tokens=False`.
 
     Everything is in `tokenizer.json`, so that without this package transformers loads its generic fast tokenizer
@@ -63,9 +63,9 @@ class VaswaniTokenizer(PreTrainedTokenizerFast):
         ----------
         sentences : Iterable[str | Mapping[str, str]]
             Sentences of both languages, in any order: a list, a generator, a text column of a data set, or a
-            translation column, whose entries hold one sentence for each language.
+            translation column, whose entries have one sentence for each language.
         vocab_size : int, default=37000
-            Entries to learn, in all: special tokens, bytes, characters and merged pieces.
+            Size of the vocabulary: special tokens, bytes, characters and merged tokens.
         show_progress : bool, default=True
             Whether to show progress bars.
 
@@ -77,7 +77,7 @@ class VaswaniTokenizer(PreTrainedTokenizerFast):
         Raises
         ------
         ValueError
-            If the corpus holds no text, or more characters than fit into the vocabulary.
+            If the corpus has no text, or more characters than fit into the vocabulary.
 
         Notes
         -----
@@ -85,7 +85,7 @@ class VaswaniTokenizer(PreTrainedTokenizerFast):
         a generator is held in memory; `learn_from_files` reads larger corpora.
         """
         if isinstance(sentences, str):
-            raise ValueError(f"One text is no corpus: {sentences!r:.80}. Give many, or a file to learn_from_files.")
+            raise ValueError(f"One text is not a corpus: {sentences!r:.80}. Give many, or a file to learn_from_files.")
         if isinstance(sentences, Iterator):
             sentences = list(sentences)
         alphabet = _alphabet(sentences)
@@ -124,7 +124,7 @@ class VaswaniTokenizer(PreTrainedTokenizerFast):
         files : Iterable[str | os.PathLike[str]]
             Paths of the files of both languages.
         vocab_size : int, default=37000
-            Entries to learn, in all: special tokens, bytes, characters and merged pieces.
+            Size of the vocabulary: special tokens, bytes, characters and merged tokens.
         show_progress : bool, default=True
             Whether to show progress bars.
 
@@ -167,7 +167,7 @@ class VaswaniTokenizer(PreTrainedTokenizerFast):
         text_iterator : Iterable[Any]
             Sentences, or lists of sentences.
         vocab_size : int
-            Entries to learn, in all; more if special tokens, bytes and characters alone are more.
+            Size of the vocabulary; larger if special tokens, bytes and characters alone are more.
         *args : Any
             As in `PreTrainedTokenizerFast.train_new_from_iterator`.
         **kwargs : Any
@@ -180,8 +180,8 @@ class VaswaniTokenizer(PreTrainedTokenizerFast):
 
         Notes
         -----
-        The byte tokens stand at the end of the vocabulary, behind what was learned. They are no special tokens, or
-        text that spells one would be taken for it.
+        The byte tokens are at the end of the vocabulary, after what was learned. They are not special tokens, or text
+        that looks like one would be taken for it.
         """
         learned = super().train_new_from_iterator(text_iterator, max(vocab_size - len(BYTES), 0), *args, **kwargs)
         pipeline = json.loads(learned.backend_tokenizer.to_str())
@@ -192,7 +192,7 @@ class VaswaniTokenizer(PreTrainedTokenizerFast):
 
     @property
     def bpe_dropout(self) -> float:
-        """Share of merges that are left out at random, to show a model several spellings of a word in training.
+        """BPE dropout: share of merges that are left out at random, for several tokenisations of a word in training.
 
         Returns
         -------
@@ -220,7 +220,7 @@ class VaswaniTokenizer(PreTrainedTokenizerFast):
 
 
 class _Lines:
-    """Iterate over the lines of text files as often as wanted."""
+    """Iterate over the lines of text files as often as needed."""
 
     def __init__(self, files: Iterable[str | os.PathLike[str]]) -> None:
         self.paths = [Path(files)] if isinstance(files, str | os.PathLike) else [Path(file) for file in files]
@@ -236,7 +236,7 @@ def _texts(sentences: Iterable[str | Mapping[str, str]]) -> Iterator[str]:
         for text in sentence.values() if isinstance(sentence, Mapping) else [sentence]:
             if not isinstance(text, str):
                 raise ValueError(
-                    "A corpus to learn from holds sentences (str) or translations (a mapping from language to str), "
+                    "A corpus to learn from has sentences (str) or translations (a mapping from language to str), "
                     f"not {type(text).__name__}: {sentence!r:.80}."
                 )
             yield text
@@ -258,7 +258,7 @@ def _alphabet(sentences: Iterable[str | Mapping[str, str]]) -> list[str]:
     for batch in _batches(sentences):
         counts.update("".join(batch))
     if not counts:
-        raise ValueError("The corpus to learn from is empty: it holds no text.")
+        raise ValueError("The corpus to learn from is empty: it has no text.")
     spare = RARE * counts.total()
     for character, count in sorted(counts.items(), key=lambda entry: (entry[1], entry[0])):
         spare -= count

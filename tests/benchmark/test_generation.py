@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from tests.conftest import ragged_batch, tiny_config, tiny_model
+from tests.conftest import tiny_model
 from vaswani import VaswaniTokenizer, paper_generation_config, preset
 from vaswani.beam_search_vaswani import gnmt_penalty
 from vaswani.benchmark import command, measure, report
@@ -29,9 +29,6 @@ from vaswani.benchmark.workload import (
     operations,
     tokenized_sentences,
 )
-from vaswani.convert.ctranslate2 import to_ctranslate2
-from vaswani.convert.marian import to_marian
-from vaswani.convert.requirements import refuse_what_peers_lack
 from vaswani.kernels.library import load as kernels
 
 needs_ctranslate2 = pytest.mark.skipif(
@@ -40,8 +37,8 @@ needs_ctranslate2 = pytest.mark.skipif(
 peers = pytest.mark.parametrize("peer", ["marian", pytest.param("ctranslate2", marks=needs_ctranslate2)])
 
 
-def searching_model(**changes: object):
-    """Build a model with the paper's search whose outputs differ from source to source."""
+def diverse_model(**changes: object):
+    """Build a model with the paper's generation configuration whose outputs differ from source to source."""
     model = tiny_model(**{"vocab_size": 400, **changes})
     diversify(model)
     model.generation_config = paper_generation_config(model.config)
@@ -52,12 +49,12 @@ def searching_model(**changes: object):
 def folder(tmp_path_factory: pytest.TempPathFactory, tokenizer: VaswaniTokenizer) -> str:
     """Return a folder with such a model and a tokenizer."""
     path = tmp_path_factory.mktemp("benchmark")
-    searching_model(vocab_size=len(tokenizer)).save_pretrained(path)
+    diverse_model(vocab_size=len(tokenizer)).save_pretrained(path)
     tokenizer.save_pretrained(path)
     return str(path)
 
 
-def random_sentences(count: int = 24) -> list[list[int]]:
+def random_sequences(count: int = 24) -> list[list[int]]:
     generator = torch.Generator().manual_seed(1)
     lengths = torch.randint(3, 10, (count,), generator=generator).tolist()
     return [[*torch.randint(3, 300, (length,), generator=generator).tolist(), 1] for length in lengths]
@@ -86,62 +83,34 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measure, "PEAK_WIDTH", 64)
 
 
-def parse(*words: object) -> argparse.Namespace:
+def parse(*arguments: object) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     command.add_arguments(parser)
-    return parser.parse_args([str(word) for word in words])
-
-
-@pytest.mark.parametrize("changes", [{}, {"attention_bias": True}, {"decoder_layers": 3}, {"layer_norm_eps": 0.1}])
-def test_marian_with_the_carried_weights_has_the_same_logits(changes: dict[str, object]) -> None:
-    model, batch = tiny_model(**changes), ragged_batch()
-    decoder_input_ids = model.prepare_decoder_input_ids_from_labels(batch["labels"])
-    inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
-    ours = model(**inputs, decoder_input_ids=decoder_input_ids).logits
-    theirs = to_marian(model)(**inputs, decoder_input_ids=decoder_input_ids).logits
-    torch.testing.assert_close(theirs, ours, rtol=1e-4, atol=1e-5)
-
-
-@needs_ctranslate2
-@pytest.mark.parametrize("changes", [{}, {"attention_bias": True}, {"decoder_layers": 3}, {"layer_norm_eps": 0.1}])
-def test_ctranslate2_with_the_carried_weights_has_the_same_probabilities(
-    changes: dict[str, object], tmp_path: Path
-) -> None:
-    import ctranslate2
-
-    model, sources = searching_model(**changes), random_sentences()
-    targets = sources[::-1]
-    to_ctranslate2(model, str(tmp_path))
-    translator = ctranslate2.Translator(str(tmp_path), compute_type="float32", intra_threads=1)
-    digits = [[[str(word) for word in words] for words in side] for side in (sources, targets)]
-    results = translator.score_batch(digits[0], [words[:-1] for words in digits[1]])  # it adds the end itself
-    for source, target, result in zip(sources, targets, results, strict=True):
-        ours = model.score(torch.tensor([target]), input_ids=torch.tensor([source])).token_log_probs[0]
-        torch.testing.assert_close(torch.tensor(result.log_probs), ours, rtol=1e-4, atol=1e-4)
+    return parser.parse_args([str(argument) for argument in arguments])
 
 
 @peers
 @pytest.mark.parametrize("changes", [{}, {"attention_bias": True}])
 @pytest.mark.parametrize(("lengths", "beams"), [("equal", 4), ("equal", 1), ("ragged", 4)])
-def test_peers_with_the_carried_weights_translate_equally(
+def test_peers_with_the_converted_weights_translate_equally(
     peer: str, changes: dict[str, object], lengths: str, beams: int
 ) -> None:
     if lengths not in ENGINES[peer].lengths:
-        pytest.skip(f"{peer} has no means for {lengths} lengths")
-    model, job = searching_model(**changes), make_job(random_sentences(), lengths, beams)
+        pytest.skip(f"{peer} cannot force {lengths} lengths")
+    model, job = diverse_model(**changes), make_job(random_sequences(), lengths, beams)
     ours, theirs = (measure.translate(ENGINES[name](model, 1), job) for name in ("vaswani", peer))
     assert measure.shared_outputs(theirs, ours) >= 0.95
-    ends = int(lengths == "ragged")  # equal lengths leave no room for the end symbol
-    assert [len(words) + ends for words in theirs] == job.targets
-    assert len({tuple(words) for words in ours}) > 0.75 * len(ours)  # or agreement would mean nothing
+    ends = int(lengths == "ragged")  # equal lengths leave no place for EOS
+    assert [len(tokens) + ends for tokens in theirs] == job.targets
+    assert len({tuple(tokens) for tokens in ours}) > 0.75 * len(ours)  # or agreement would mean nothing
 
 
 def test_outputs_of_random_weights_tell_engines_apart() -> None:
     engine = Vaswani(build_model("tiny"), threads=1)
     sources = tokenized_sentences("tiny", None, 20)
     right = measure.translate(engine, make_job(sources, "equal"))
-    shifted = measure.translate(engine, make_job([words[1:] + words[:1] for words in sources], "equal"))
-    assert len({tuple(words) for words in right}) == 20
+    shifted = measure.translate(engine, make_job([tokens[1:] + tokens[:1] for tokens in sources], "equal"))
+    assert len({tuple(tokens) for tokens in right}) == 20
     assert measure.shared_outputs(shifted, right) < 0.2
 
 
@@ -154,12 +123,12 @@ def test_length_penalties_of_both_forms_grow_equally_at_the_mean_length() -> Non
 
 @peers
 def test_spoilt_weights_fail_the_check_and_are_not_timed(peer: str, folder: str, quick: None) -> None:
-    sentences = random_sentences()
+    sequences = random_sequences()
     cell = Cell(folder, 2, 1, "equal")
     ours = LocalWorker("vaswani", build_model(folder))
     right, wrong = (LocalWorker(peer, each) for each in (build_model(folder), spoil(build_model(folder))))
 
-    result = measure_cell([ours, right, wrong], cell, sentences, peak=1e9, rounds=3)
+    result = measure_cell([ours, right, wrong], cell, sequences, peak=1e9, rounds=3)
     assert [len(timing.seconds) for timing in result.timings] == [3, 3, 0]
     assert result.timings[1].agreement >= 0.95
     assert result.timings[2].agreement < 0.95
@@ -179,30 +148,16 @@ def test_the_command_reports_first_and_then_fails_if_outputs_differ(
         yield [LocalWorker("vaswani", build_model(size)), LocalWorker("marian", spoil(build_model(size)))]
 
     monkeypatch.setattr(command, "start_workers", spoilt_workers)
-    words = ["--model", folder, "--lengths", "equal", "--batch", 2, "--threads", 1, "--rounds", 1]
-    with pytest.raises(ValueError, match=r"Outputs must agree for 95% of sentences .* marian agrees for \d+%"):
-        command.run(parse(*words, "--peers", "marian", "--output", tmp_path / "speed.json"))
+    arguments = ["--model", folder, "--lengths", "equal", "--batch", 2, "--threads", 1, "--rounds", 1]
+    with pytest.raises(ValueError, match=r"Outputs must agree for 95% of sequences .* marian agrees for \d+%"):
+        command.run(parse(*arguments, "--peers", "marian", "--output", tmp_path / "speed.json"))
     assert "outputs differ" in capsys.readouterr().out
     [cell] = json.loads((tmp_path / "speed.json").read_text())["speed"]
     assert cell["engines"][1]["seconds"] == []
     assert "ratio" not in cell["engines"][1]
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"d_k": 3}, "d_k=3; the peers can only have 8"),
-        ({"position_encoding": "learned"}, "position_encoding='learned'"),
-        ({"tie_word_embeddings": False}, "tie_word_embeddings=False"),
-        ({"eos_token_id": [1, 3]}, "eos_token_id"),
-    ],
-)
-def test_what_peers_cannot_express_is_refused(change: dict[str, object], words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        refuse_what_peers_lack(tiny_config(**change))
-
-
-def test_a_forced_end_is_the_only_word_there_and_never_before() -> None:
+def test_a_forced_end_is_the_only_token_there_and_never_before() -> None:
     processor, scores = EndAt([2, 3], end=1), torch.zeros(4, 5)
     infinity = float("inf")
     early, end = [0, -infinity, 0, 0, 0], [-infinity, 0, -infinity, -infinity, -infinity]
@@ -221,7 +176,7 @@ def test_operations_are_those_that_torch_counts(source: int, target: int) -> Non
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         model(input_ids=torch.full((1, source), 3), decoder_input_ids=torch.full((1, target), 3))
     config = model.config
-    unseen = target * (target - 1) // 2  # torch forms the products with later words too
+    unseen = target * (target - 1) // 2  # torch forms the products with later tokens too
     of_unseen = 2 * unseen * config.decoder_layers * config.num_attention_heads * (config.d_k + config.d_v)
     assert operations(config, [source], [target], beams=1) == counter.get_total_flops() - of_unseen
     assert operations(config, [source] * 2, [target] * 2) == 2 * operations(config, [source], [target])
@@ -240,7 +195,7 @@ def test_random_models_are_always_the_same_and_as_the_paper_says() -> None:
     assert config_of("tiny").vocab_size == preset("tiny").vocab_size == 10000
 
 
-def test_sentences_are_those_of_a_file_in_pieces_learnt_from_it(tmp_path: Path) -> None:
+def test_sentences_are_those_of_a_file_in_tokens_learnt_from_it(tmp_path: Path) -> None:
     file = tmp_path / "text"
     file.write_text("".join(f"sentence number {number} {'and so on ' * (number % 7)}\n\n" for number in range(60)))
     sentences = tokenized_sentences("tiny", file, 50)
@@ -248,7 +203,7 @@ def test_sentences_are_those_of_a_file_in_pieces_learnt_from_it(tmp_path: Path) 
     assert len({len(sentence) for sentence in sentences}) >= 5
     assert all(sentence[-1] == 1 and min(sentence) >= 0 and max(sentence) < 10000 for sentence in sentences)
     assert sentences == tokenized_sentences("tiny", file, 50)
-    with pytest.raises(ValueError, match="has 60 sentences of at most 900 pieces; 64 are needed"):
+    with pytest.raises(ValueError, match="has 60 sentences of at most 900 tokens; 64 are needed"):
         tokenized_sentences("tiny", file, 64)
 
 
@@ -269,19 +224,19 @@ def test_the_table_is_aligned_and_names_who_is_left_out() -> None:
     timings = [Timing("vaswani", 1.0, [0.5, 0.5]), Timing("marian", 0.96, [1.0, 1.5])]
     result = CellResult(Cell("tiny", 16, 1, "ragged"), 100, 10**9, 4e9, timings, ["ctranslate2"])
     header, ours, theirs, *notes = report.speed_table([result])
-    words = ["tiny", "16", "1", "ragged", "4", "vaswani", "100%", "1.00", "1.00-1.00", "0.5000", "200", "50%"]
-    assert ours.split() == words
+    columns = ["tiny", "16", "1", "ragged", "4", "vaswani", "100%", "1.00", "1.00-1.00", "0.5000", "200", "50%"]
+    assert ours.split() == columns
     assert theirs.split()[5:] == ["marian", "96%", "2.50", "2.25-2.75", "1.0000", "100", "25%"]
     assert len(header) == len(ours) == len(theirs)
-    assert "ctranslate2 is left out of ragged lengths: it has no means for them" in notes
+    assert "ctranslate2 is left out of ragged lengths: it cannot force them" in notes
 
 
 @pytest.mark.skipif(kernels() is None, reason="the kernels were not built")
 def test_the_profile_divides_the_whole_time() -> None:
-    engine = Vaswani(searching_model(), 1)
+    engine = Vaswani(diverse_model(), 1)
     functions = [getattr(kernels(), kind) for kind in list(KINDS)[:-1]]
     for lengths, idle in (("equal", {"score_tokens", "top_k_rows"}), ("ragged", {"best_continuations"})):
-        shares = profile(engine, make_job(random_sentences(4), lengths))
+        shares = profile(engine, make_job(random_sequences(4), lengths))
         assert list(shares) == list(KINDS)
         assert sum(shares.values()) == pytest.approx(1)
         assert {kind for kind, share in shares.items() if share == 0} == idle
@@ -302,7 +257,7 @@ def test_peak_memory_sees_what_a_call_needs_for_a_moment(may_reset: bool, monkey
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("arguments", "message"),
     [
         (["--rounds", 0], "--rounds 0: it must be at least 1"),
         (["--batch", 4, -1], "--batch -1: it must be at least 1"),
@@ -315,17 +270,17 @@ def test_peak_memory_sees_what_a_call_needs_for_a_moment(may_reset: bool, monkey
         (["--profile", "--batch", 1, 2], "--profile shows one cell, but 2 are chosen"),
     ],
 )
-def test_bad_options_are_refused_in_one_line(words: list[object], message: str) -> None:
+def test_bad_options_are_refused_in_one_line(arguments: list[object], message: str) -> None:
     with pytest.raises(ValueError, match=message) as error:
-        command.run(parse(*words))
+        command.run(parse(*arguments))
     assert "\n" not in str(error.value)
 
 
 def test_the_cells_that_matter_are_chosen_without_options(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(report, "usable_cores", lambda: 8)
 
-    def chosen(*words: object) -> set[tuple[object, ...]]:
-        return {tuple(vars(cell).values()) for cell in command._cells(parse(*words))}
+    def chosen(*arguments: object) -> set[tuple[object, ...]]:
+        return {tuple(vars(cell).values()) for cell in command._cells(parse(*arguments))}
 
     batches = {("base", 16), ("base", 64), ("tiny", 1), ("tiny", 16)}
     forced = {(*pair, threads, lengths, 4) for pair in batches for threads in (1, 2) for lengths in ("equal", "ragged")}
@@ -361,8 +316,8 @@ def test_the_command_measures_in_processes_and_writes_everything_down(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "speed.json"
-    words = ["--size", "tiny", "--batch", 2, "--threads", 1, "--rounds", 2, "--lengths", "equal", "ragged"]
-    command.run(parse(*words, "--output", path))
+    arguments = ["--size", "tiny", "--batch", 2, "--threads", 1, "--rounds", 2, "--lengths", "equal", "ragged"]
+    command.run(parse(*arguments, "--output", path))
     printed = capsys.readouterr().out
     assert "ratio: the engine's time / vaswani's time" in printed
 
@@ -384,7 +339,9 @@ def test_the_command_measures_in_processes_and_writes_everything_down(
             assert engine["words_per_second"] == pytest.approx(cell["words"] / min(engine["seconds"]))
             assert 0 < engine["share_of_peak"] < 1
             assert engine["ratio_quartiles"][0] <= engine["ratio"] <= engine["ratio_quartiles"][1]
-    installed = [name for name, engine in ENGINES.items() if not engine.is_rounded and name not in contents["missing"]]
+    installed = [
+        name for name, engine in ENGINES.items() if not engine.is_quantised and name not in contents["missing"]
+    ]
     assert [engine["engine"] for engine in cells[0]["engines"]] == installed
     assert [engine["engine"] for engine in cells[1]["engines"]] == ["vaswani", "marian"]
 

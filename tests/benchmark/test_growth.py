@@ -1,4 +1,4 @@
-"""How time and memory are measured against the length of sentences, the batch and the beam."""
+"""How time and memory are measured against the length of sequences, the batch and the beam."""
 
 import argparse
 import json
@@ -22,7 +22,6 @@ from vaswani.benchmark.growth import (
 from vaswani.benchmark.startup import STAGES
 from vaswani.benchmark.workload import config_of
 from vaswani.cli import main
-from vaswani.plotting.charts import draw_growth
 
 VALUES = [16, 32, 64, 128]
 
@@ -39,7 +38,7 @@ def test_the_exponent_is_the_power_of_the_last_two_points() -> None:
     assert math.isnan(exponent(VALUES, [1, 1, 0, 4]))
 
 
-def test_the_formula_is_quadratic_for_long_sentences_and_linear_for_short_ones() -> None:
+def test_the_formula_is_quadratic_for_long_sequences_and_linear_for_short_ones() -> None:
     assert formula(3, 5) == 9 * 5 + 3 * 25
     assert exponent([10**6, 10**7], [formula(n, 64) for n in (10**6, 10**7)]) == pytest.approx(2, abs=1e-3)
     assert exponent([1, 2], [formula(n, 10**6) for n in (1, 2)]) == pytest.approx(1, abs=1e-3)
@@ -48,7 +47,7 @@ def test_the_formula_is_quadratic_for_long_sentences_and_linear_for_short_ones()
 def test_the_table_states_the_powers_and_where_memory_is_too_little_to_tell() -> None:
     table = growth_table([series(1.25), series(2, memory=LEAST_MEMORY - 1)])
     assert table[-2].endswith(
-        "from 64 to 128 words, time grows with the power 1.25, memory with 0.00; "
+        "from 64 to 128 tokens, time grows with the power 1.25, memory with 0.00; "
         f"Table 1 grows with {exponent(VALUES, series(1).formula):.2f}"
     )
     assert "the power 2.00, memory is too little to tell;" in table[-1]
@@ -58,17 +57,12 @@ def test_the_table_states_the_powers_and_where_memory_is_too_little_to_tell() ->
     assert second["exponents"]["memory"] is None
 
 
-def test_the_picture_is_drawn_even_without_memory(tmp_path: Path) -> None:
-    draw_growth(growth_as_json([series(1), series(2, memory=0)]), tmp_path / "growth.png", LEAST_MEMORY)
-    assert (tmp_path / "growth.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_sentences_have_the_length_that_is_asked_for_and_a_short_warm_up() -> None:
+def test_sequences_have_the_length_that_is_asked_for_and_a_short_warm_up() -> None:
     config = config_of("tiny")
     job = _job("generation", 40, 3, 8, config)
     assert [len(source) for source in job.sources] == job.targets == [40] * 3
     special = {config.pad_token_id, config.bos_token_id, config.eos_token_id, config.decoder_start_token_id}
-    assert not special & {word for source in job.sources for word in source[:-1]}
+    assert not special & {token for source in job.sources for token in source[:-1]}
     assert {source[-1] for source in job.sources} == {config.eos_token_id}
     assert job.beams == job.smallest().beams == 8
     assert len(job.smallest().sources) == 1
@@ -97,7 +91,7 @@ def test_time_and_memory_are_measured_at_every_point() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "message"),
     [
         (["--growth", "growth.svg"], r"--growth growth.svg: .* must end with .png"),
         (["--growth", "nowhere/growth.png"], r"--growth nowhere/growth.png: there is no folder nowhere"),
@@ -105,10 +99,10 @@ def test_time_and_memory_are_measured_at_every_point() -> None:
         (["--startup", "--chart", "speed.png"], "--chart draws speeds"),
     ],
 )
-def test_options_that_do_not_fit_are_refused(arguments: list[str], words: str) -> None:
+def test_options_that_do_not_fit_are_refused(arguments: list[str], message: str) -> None:
     parser = argparse.ArgumentParser()
     add_arguments(parser)
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises(ValueError, match=message):
         run(parser.parse_args(arguments))
 
 

@@ -17,19 +17,18 @@ from tests.conftest import ragged_batch, tiny_config, tiny_model
 from vaswani import VaswaniTokenizer
 from vaswani.benchmark import command, measure, report
 from vaswani.benchmark.loops import LOOPS, LoopCell, LoopTime, loop_table, run_loop
-from vaswani.benchmark.measure import CellResult, Timing, measure_training_cell, peak_memory, shared_losses
+from vaswani.benchmark.measure import measure_training_cell, peak_memory, shared_losses
 from vaswani.benchmark.pairs import Pair, TrainingCell, TrainingJob, make_training_job, tokenized_pairs
 from vaswani.benchmark.training_peers import TRAINERS, TorchTransformer
 from vaswani.benchmark.workload import build_model, training_operations
-from vaswani.plotting.charts import draw_chart
 
 CARRIED = [name for name, engine in TRAINERS.items() if engine.is_comparable and name != "vaswani"]
 
 
-def random_pairs(count: int = 60, words: int = 41) -> list[Pair]:
+def random_pairs(count: int = 60, vocab_size: int = 41) -> list[Pair]:
     generator = torch.Generator().manual_seed(1)
     lengths = torch.randint(2, 12, (count, 2), generator=generator).tolist()
-    sides = [[[*torch.randint(3, words, (n,), generator=generator).tolist(), 1] for n in pair] for pair in lengths]
+    sides = [[[*torch.randint(3, vocab_size, (n,), generator=generator).tolist(), 1] for n in pair] for pair in lengths]
     return [{"input_ids": source, "labels": target} for source, target in sides]
 
 
@@ -50,7 +49,9 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("changes", [{}, {"decoder_layers": 3}, {"layer_norm_eps": 0.1}])
-def test_torchs_transformer_with_the_carried_weights_has_the_same_loss_and_gradient(changes: dict[str, object]) -> None:
+def test_torchs_transformer_with_the_converted_weights_has_the_same_loss_and_gradient(
+    changes: dict[str, object],
+) -> None:
     model, batch = tiny_model(attention_bias=True, label_smoothing=0.0, **changes).train(), ragged_batch()
     theirs = TorchTransformer(model)
     for module in theirs.modules():
@@ -75,7 +76,7 @@ def test_torchs_transformer_with_the_carried_weights_has_the_same_loss_and_gradi
 
 @pytest.mark.parametrize("peer", CARRIED)
 @pytest.mark.parametrize("kind", ["random", "budget"])
-def test_losses_of_peers_with_the_carried_weights_agree_even_smoothed(peer: str, kind: str) -> None:
+def test_losses_of_peers_with_the_converted_weights_agree_even_smoothed(peer: str, kind: str) -> None:
     model, job = tiny_model(), make_training_job(random_pairs(), kind, 60)
     ours, theirs = (TRAINERS[name](model, 1).losses(job.compared()) for name in ("vaswani", peer))
     assert theirs == pytest.approx(ours, rel=1e-5)
@@ -175,9 +176,9 @@ def test_operations_of_a_step_are_those_counted_by_hand() -> None:
     config = tiny_config(
         vocab_size=7, d_model=4, d_ff=6, num_attention_heads=1, d_k=4, d_v=4, encoder_layers=1, decoder_layers=1
     )
-    encoder = 3 * (4 * 4 * 4 + 2 * 4 * 6) + 3 * 3 * 8  # projections and feed-forward of 3 words, 3 x 3 pairs of words
-    decoder = 2 * (4 * 4 * 4 + 2 * 4 * 6) + (1 + 2) * 8  # a word sees itself and those before
-    source = 2 * (2 * 4 * 4) + 3 * (2 * 4 * 4) + 2 * 3 * 8  # query and output of 2 words, key and value of 3
+    encoder = 3 * (4 * 4 * 4 + 2 * 4 * 6) + 3 * 3 * 8  # projections and feed-forward of 3 tokens, 3 x 3 pairs of tokens
+    decoder = 2 * (4 * 4 * 4 + 2 * 4 * 6) + (1 + 2) * 8  # a token sees itself and those before
+    source = 2 * (2 * 4 * 4) + 3 * (2 * 4 * 4) + 2 * 3 * 8  # query and output of 2 tokens, key and value of 3
     assert training_operations(config, [3], [2]) == 3 * 2 * (encoder + decoder + source + 2 * 4 * 7)
 
 
@@ -189,7 +190,7 @@ def test_operations_of_a_step_are_those_that_torch_counts() -> None:
     labels = torch.full((1, target), 3)
     with FlopCounterMode(display=False) as counter:
         model(input_ids=torch.full((1, source), 3), labels=labels).loss.backward()
-    unseen = target * (target - 1) // 2  # torch forms the products with later words too
+    unseen = target * (target - 1) // 2  # torch forms the products with later tokens too
     of_unseen = 3 * 2 * unseen * config.decoder_layers * config.num_attention_heads * (config.d_k + config.d_v)
     assert training_operations(config, [source], [target]) == counter.get_total_flops() - of_unseen
     assert training_operations(config, [source] * 2, [target] * 2) == 2 * training_operations(
@@ -253,7 +254,7 @@ def test_pairs_are_those_of_two_files(tmp_path: Path) -> None:
 
 def test_memory_is_measured_for_a_step() -> None:
     model = tiny_model(vocab_size=20_000)
-    job = make_training_job(random_pairs(400, words=400), "budget", 1000, count=1)
+    job = make_training_job(random_pairs(400, vocab_size=400), "budget", 1000, count=1)
     logits = 4 * 20_000 * sum(len(pair["labels"]) for pair in job.batches[0])
 
     def peak(name: str) -> float:
@@ -268,7 +269,7 @@ def test_memory_is_measured_for_a_step() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("arguments", "message"),
     [
         (["--tokens", 0], "--tokens 0: it must be at least 1"),
         (["--task", "training", "--batch", 4], "--batch is for generation, but --task is training"),
@@ -286,17 +287,17 @@ def test_memory_is_measured_for_a_step() -> None:
         (["--size", "tiny", "--tokens", 10**6, "--threads", 1], "--tokens 1000000: the pairs, 5000, make 0 batches"),
     ],
 )
-def test_bad_options_are_refused_in_one_line(words: list[object], message: str) -> None:
+def test_bad_options_are_refused_in_one_line(arguments: list[object], message: str) -> None:
     with pytest.raises(ValueError, match=message) as error:
-        command.run(parse(*words))
+        command.run(parse(*arguments))
     assert "\n" not in str(error.value)
 
 
 def test_the_cells_that_matter_are_chosen_without_options(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(report, "usable_cores", lambda: 8)
 
-    def chosen(*words: object) -> set[tuple[object, ...]]:
-        return {tuple(vars(cell).values()) for cell in command._training_cells(parse(*words))}
+    def chosen(*arguments: object) -> set[tuple[object, ...]]:
+        return {tuple(vars(cell).values()) for cell in command._training_cells(parse(*arguments))}
 
     kinds = ("random", "budget")
     sizes = ("base", "tiny")
@@ -306,7 +307,7 @@ def test_the_cells_that_matter_are_chosen_without_options(monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize(
-    ("words", "tasks"),
+    ("arguments", "tasks"),
     [
         ([], ["generation", "training"]),
         (["--size", "tiny", "--rounds", 1], ["generation", "training"]),
@@ -321,8 +322,8 @@ def test_the_cells_that_matter_are_chosen_without_options(monkeypatch: pytest.Mo
         (["--memory", "--task", "training"], ["training"]),
     ],
 )
-def test_options_choose_the_tasks(words: list[object], tasks: list[str]) -> None:
-    assert command._tasks(parse(*words)) == tasks
+def test_options_choose_the_tasks(arguments: list[object], tasks: list[str]) -> None:
+    assert command._tasks(parse(*arguments)) == tasks
 
 
 def test_engines_are_those_that_can_do_the_task() -> None:
@@ -337,12 +338,6 @@ def test_engines_are_those_that_can_do_the_task() -> None:
     assert [line.split()[0] for line in notes if "left out" in line] == ["bart", "torch"]
 
 
-def contents_of(*results: CellResult) -> dict[str, object]:
-    cells = [report.speed_as_json(result) for result in results]
-    machine = {"cpu": "Some processor", "cores": 2}
-    return {"machine": machine, "rounds": 2, "training": cells}
-
-
 def read_png(path: Path) -> tuple[int, int, int]:
     """Return width, height and the number of colours of a picture."""
     from matplotlib import pyplot
@@ -355,38 +350,6 @@ def read_png(path: Path) -> tuple[int, int, int]:
     return width, height, len({tuple(pixel) for pixel in pixels[::3, ::3].reshape(-1, pixels.shape[2]).tolist()})
 
 
-def test_the_chart_has_a_bar_for_each_engine_that_was_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from matplotlib import pyplot
-
-    timings = [
-        Timing("vaswani", 1.0, [1.0, 1.0]),
-        Timing("marian", 1.0, [2.0, 2.0]),
-        Timing("torch", 0.5),
-    ]
-    cells = [TrainingCell("tiny", 2000, threads, "random") for threads in (1, 2)]
-    contents = contents_of(*(CellResult(cell, 100, 10**9, 4e9, timings, []) for cell in cells))
-    drawn = []
-    monkeypatch.setattr(pyplot, "close", drawn.append)
-    draw_chart(contents, tmp_path / "chart.png")
-    [figure] = drawn
-    [axes] = figure.axes
-    assert [round(bar.get_width(), 6) for bar in axes.patches] == [1.0, 1.0, 0.5, 0.5]
-    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["vaswani", "marian", "torch"]
-    labels = [label.get_text() for label in axes.get_yticklabels()]
-    assert labels == ["tiny, tokens 2000\nthreads 1, batches random", "tiny, tokens 2000\nthreads 2, batches random"]
-    assert "Some processor, 2 cores" in figure.get_suptitle()
-    width, height, colours = read_png(tmp_path / "chart.png")
-    assert min(width, height) > 200
-    assert colours > 10
-    monkeypatch.undo()
-    pyplot.close(figure)
-
-
-def test_a_chart_without_times_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="There are no times to draw"):
-        draw_chart({"machine": {}, "rounds": 1}, tmp_path / "chart.png")
-
-
 def test_the_command_measures_both_tasks_and_draws_them(
     folder: str, quick: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -395,11 +358,11 @@ def test_the_command_measures_both_tasks_and_draws_them(
         yield [LocalWorker(engine, build_model(size), measure.TASKS[task]) for engine in engines]
 
     monkeypatch.setattr(command, "start_workers", local_workers)
-    words = ["--model", folder, "--lengths", "equal", "--batch", 2, "--threads", 1, "--rounds", 1, "--tokens", 200]
-    words += ["--batches", "budget", "--peers", "marian", "torch"]
-    command.run(parse(*words, "--output", tmp_path / "speed.json", "--chart", tmp_path / "speed.png"))
+    arguments = ["--model", folder, "--lengths", "equal", "--batch", 2, "--threads", 1, "--rounds", 1, "--tokens", 200]
+    arguments += ["--batches", "budget", "--peers", "marian", "torch"]
+    command.run(parse(*arguments, "--output", tmp_path / "speed.json", "--chart", tmp_path / "speed.png"))
     printed = capsys.readouterr().out
-    assert "torch is left out of generation: it has no search" in printed
+    assert "torch is left out of generation: it has no beam search" in printed
     assert "tokens/s" in printed
     contents = json.loads((tmp_path / "speed.json").read_text())
     assert [engine["engine"] for engine in contents["speed"][0]["engines"]] == ["vaswani", "marian"]
@@ -409,9 +372,9 @@ def test_the_command_measures_both_tasks_and_draws_them(
 
 @pytest.mark.process
 def test_the_command_measures_training_in_processes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["--task", "training", "--size", "tiny", "--threads", 1, "--rounds", 1, "--tokens", 60]
-    words += ["--batches", "random"]
-    command.run(parse(*words, "--output", tmp_path / "speed.json", "--chart", tmp_path / "speed.png"))
+    arguments = ["--task", "training", "--size", "tiny", "--threads", 1, "--rounds", 1, "--tokens", 60]
+    arguments += ["--batches", "random"]
+    command.run(parse(*arguments, "--output", tmp_path / "speed.json", "--chart", tmp_path / "speed.png"))
     assert "ctranslate2 is left out of training" in capsys.readouterr().out
     contents = json.loads((tmp_path / "speed.json").read_text())
     assert contents["mean_pair_tokens"]["tiny"] > 10
@@ -431,7 +394,7 @@ def test_the_command_measures_training_in_processes(tmp_path: Path, capsys: pyte
 # --- whole loops
 
 
-def test_whole_loops_are_timed_and_their_overhead_is_what_is_no_step() -> None:
+def test_whole_loops_are_timed_and_their_overhead_is_the_time_outside_steps() -> None:
     pairs = [{"input_ids": [5] * n + [1], "labels": [6] * n + [1]} for n in (3, 4, 5, 6) * 30]
     for loop in LOOPS:
         timing = run_loop(loop, LoopCell("tiny", 60, 1), pairs)

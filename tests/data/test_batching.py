@@ -44,10 +44,10 @@ def test_a_pair_over_the_budget_is_left_out_and_said(caplog: pytest.LogCaptureFi
 def test_the_parts_of_a_batch_are_the_batch_of_one_process(parts: int) -> None:
     whole = BatchPlan(LENGTHS, 400, 400).batches(np.random.default_rng(7))
     split = BatchPlan(LENGTHS, 400, 400, parts).batches(np.random.default_rng(7))
-    for (batch,), pieces in zip(whole, split, strict=True):
-        assert len(pieces) == parts
-        assert np.concatenate(pieces).tolist() == batch.tolist()
-        assert max(map(len, pieces)) - min(map(len, pieces)) <= 1
+    for (batch,), found in zip(whole, split, strict=True):
+        assert len(found) == parts
+        assert np.concatenate(found).tolist() == batch.tolist()
+        assert max(map(len, found)) - min(map(len, found)) <= 1
 
 
 def test_every_epoch_has_other_batches_and_as_many() -> None:

@@ -1,4 +1,4 @@
-"""Spellings: the same text in other pieces, repeatable, and by the rule of BPE dropout."""
+"""BPE dropout: the same text in other tokens, repeatable, and by the published rule."""
 
 import random
 from collections import Counter
@@ -20,24 +20,24 @@ TOKENIZER = VaswaniTokenizer.learn(number_corpus(300), vocab_size=400, show_prog
 
 
 @given(text=st.text(max_size=40), seed=st.integers(0, 3))
-def test_the_text_stays_and_without_dropout_the_pieces_too(text: str, seed: int) -> None:
+def test_the_text_stays_and_without_dropout_the_tokens_too(text: str, seed: int) -> None:
     ids = TOKENIZER(text)["input_ids"]
     assert Speller(TOKENIZER, 0.0).respell(ids, random.Random(seed)) == ids
-    respelled = Speller(TOKENIZER, 0.5).respell(ids, random.Random(seed))
-    assert TOKENIZER.decode(respelled, skip_special_tokens=True) == TOKENIZER.decode(ids, skip_special_tokens=True)
-    assert respelled[-1] == TOKENIZER.eos_token_id
+    retokenised = Speller(TOKENIZER, 0.5).respell(ids, random.Random(seed))
+    assert TOKENIZER.decode(retokenised, skip_special_tokens=True) == TOKENIZER.decode(ids, skip_special_tokens=True)
+    assert retokenised[-1] == TOKENIZER.eos_token_id
 
 
-def test_with_full_dropout_every_character_is_a_piece() -> None:
+def test_with_full_dropout_every_character_is_a_token() -> None:
     ids = TOKENIZER("seven hundred")["input_ids"]
     assert TOKENIZER.convert_ids_to_tokens(Speller(TOKENIZER, 1.0).respell(ids, random.Random(0))[:-1]) == [
         *"seven hundred"
     ]
 
 
-def test_spellings_are_as_frequent_as_the_rule_says() -> None:
-    """Of `abc` with the merges `bc`, `ab` and `abc`, each step decides anew which merges are left out."""
-    vocabulary = {piece: index for index, piece in enumerate(["</s>", "a", "b", "c", "bc", "ab", "abc"])}
+def test_tokenisations_are_as_frequent_as_the_rule_says() -> None:
+    """Of `abc` with the merges `bc`, `ab` and `abc`, each step decides again which merges are left out."""
+    vocabulary = {token: index for index, token in enumerate(["</s>", "a", "b", "c", "bc", "ab", "abc"])}
     model = models.BPE(vocabulary, [("b", "c"), ("a", "b"), ("a", "bc")], byte_fallback=True)
     backend = Tokenizer(model)
     backend.pre_tokenizer = TOKENIZER.backend_tokenizer.pre_tokenizer
@@ -51,8 +51,8 @@ def test_spellings_are_as_frequent_as_the_rule_says() -> None:
     # First step: `bc` is merged with 0.75, else `ab` with 0.25 * 0.75, else nothing. After `bc`, `abc` with 0.75.
     expected = {"abc": 0.75 * 0.75, "a bc": 0.75 * 0.25, "ab c": 0.25 * 0.75, "a b c": 0.25 * 0.25}
     assert drawn.keys() == expected.keys()
-    for spelling, share in expected.items():
-        assert drawn[spelling] / drawn.total() == pytest.approx(share, abs=0.02)
+    for tokens, share in expected.items():
+        assert drawn[tokens] / drawn.total() == pytest.approx(share, abs=0.02)
 
 
 def test_copies_differ_and_are_the_same_every_time(pairs: Dataset, tokenizer: VaswaniTokenizer) -> None:
@@ -71,7 +71,7 @@ def test_copies_differ_and_are_the_same_every_time(pairs: Dataset, tokenizer: Va
             assert tokenizer.batch_decode(side) == tokenizer.batch_decode(some[:][name])
 
 
-def test_what_was_spelled_is_no_part_of_the_name_in_the_cache(tokenizer: VaswaniTokenizer) -> None:
+def test_what_was_tokenised_is_not_part_of_the_name_in_the_cache(tokenizer: VaswaniTokenizer) -> None:
     speller = Speller(tokenizer, 0.5)
     before = Hasher.hash(speller)
     speller.respell(tokenizer("twenty-one")["input_ids"], random.Random(0))

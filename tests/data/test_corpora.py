@@ -77,8 +77,11 @@ def test_the_direction_is_chosen_by_the_languages() -> None:
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        ({"a.en": b"one\ntwo\n", "a.de": b"eins\n"}, r"a\.de ends at line 1, but .*a\.en goes on: line 2 has no part"),
-        ({"a.en": b"one\n", "a.de": b"eins\nzwei\n"}, r"a\.en ends at line 1, but .*a\.de goes on: line 2 has no part"),
+        ({"a.en": b"one\ntwo\n", "a.de": b"eins\n"}, r"a\.de ends at line 1, but .*a\.en has more: line 2 has no part"),
+        (
+            {"a.en": b"one\n", "a.de": b"eins\nzwei\n"},
+            r"a\.en ends at line 1, but .*a\.de has more: line 2 has no part",
+        ),
         ({"a.en": b"one\n", "a.de": b"f\xfcnf\n"}, r"a\.de, line 1: not valid UTF-8"),
         ({"a.en": b"", "a.de": b"eins\n"}, r"a\.en is empty"),
         ({"a.tsv": b"one\teins\ntwo\n"}, r"a\.tsv, line 2: 1 fields, but source and target make 2"),
@@ -115,7 +118,7 @@ def test_missing_files_columns_and_languages_are_clear_errors(tmp_path) -> None:
     with pytest.raises(FileNotFoundError, match=r"no file or folder .*nosuchdir"):
         load_corpus(tmp_path / "nosuchdir")
     (tmp_path / "one.txt").write_text("one")
-    with pytest.raises(ValueError, match=r"one\.txt alone is no corpus: it takes a \.tsv or \.jsonl file, or two"):
+    with pytest.raises(ValueError, match=r"one\.txt alone is not a corpus: it takes a \.tsv or \.jsonl file, or two"):
         load_corpus(tmp_path / "one.txt")
     with pytest.raises(ValueError, match="one path or name, or two aligned files; got 3"):
         load_corpus(["a", "b", "c"])
@@ -167,6 +170,6 @@ def test_cleaning_drops_what_was_asked_and_says_why(streaming: bool, caplog: pyt
     assert list(clean(corpus, empty=False)) == pairs
 
 
-def test_a_mark_of_byte_order_is_no_part_of_the_first_sentence(tmp_path) -> None:
+def test_a_byte_order_mark_is_not_part_of_the_first_sentence(tmp_path) -> None:
     (tmp_path / "a.tsv").write_bytes(b"\xef\xbb\xbfone\teins\n\xef\xbb\xbftwo\tzwei\n")
     assert load_corpus(tmp_path / "a.tsv")["source"] == ["one", "\ufefftwo"]

@@ -139,7 +139,7 @@ def test_rounding_the_matrix_of_words_alone_is_left_to_torchao(steps: list[int])
 
 def test_without_torchao_eight_bits_are_a_clear_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torchao.quantization", None)
-    with pytest.raises(ValueError, match=r"Eight bits need torchao: pip install torchao"):
+    with pytest.raises(ValueError, match=r"int8=True needs torchao: pip install torchao"):
         Translator.from_pretrained(folder, int8=True)
 
 

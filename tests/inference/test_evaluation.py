@@ -99,8 +99,8 @@ def test_scores_and_signatures_are_those_of_the_command_sacrebleu(
 ) -> None:
     for name, lines in (("hypotheses", HYPOTHESES), ("references", REFERENCES)):
         (tmp_path / name).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    words = ["references", "-i", "hypotheses", "-m", "bleu", "chrf", "--width", "10", *options]
-    command = [sys.executable, "-m", "sacrebleu", *words]
+    arguments = ["references", "-i", "hypotheses", "-m", "bleu", "chrf", "--width", "10", *options]
+    command = [sys.executable, "-m", "sacrebleu", *arguments]
     printed = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=True).stdout
     bleu, chrf = json.loads(printed)
     results = evaluate_translations(HYPOTHESES, REFERENCES, tokenize=tokenize)
@@ -175,7 +175,7 @@ def test_splitting_compounds_raises_the_score_of_a_compound_that_is_half_right()
 
 
 @pytest.mark.parametrize("marks", ["„“", "„”", "“”", "»«", "«»"])
-def test_unicode_quotation_marks_are_no_errors_for_the_papers_bleu(marks: str) -> None:
+def test_unicode_quotation_marks_are_not_errors_for_the_papers_bleu(marks: str) -> None:
     ascii_text, text = 'Er sagte "ja" und ging.', f"Er sagte {marks[0]}ja{marks[1]} und ging."
     for hypothesis, reference in ((ascii_text, text), (text, ascii_text), (text, text)):
         results = evaluate_translations([hypothesis], [reference])
@@ -221,7 +221,9 @@ def test_metrics_ignore_minus_100_in_predictions_and_labels(wrap, tokenizer: Vas
 
 
 def test_metrics_of_logits_are_an_error_that_names_the_option(tokenizer: VaswaniTokenizer) -> None:
-    with pytest.raises(ValueError, match=r"shape \(2, 3, 5\), not rows of ids: set predict_with_generate=True"):
+    with pytest.raises(
+        ValueError, match=r"shape \(2, 3, 5\), not sequences of token ids: set predict_with_generate=True"
+    ):
         metrics_for(tokenizer)(EvalPrediction(np.zeros((2, 3, 5)), np.zeros((2, 3), dtype=int)))
 
 

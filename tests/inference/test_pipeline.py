@@ -28,8 +28,8 @@ def expected(saved_folder: str) -> list[list[dict[str, str]]]:
     config.num_return_sequences = 2
     answers = []
     for sentence in SENTENCES:
-        words = model.generate(**tokenizer(sentence, return_tensors="pt"), generation_config=config)
-        texts = tokenizer.batch_decode(words, skip_special_tokens=True)
+        ids = model.generate(**tokenizer(sentence, return_tensors="pt"), generation_config=config)
+        texts = tokenizer.batch_decode(ids, skip_special_tokens=True)
         answers.append([{"translation_text": text} for text in texts])
     return answers
 
@@ -53,12 +53,12 @@ def test_several_translations_are_returned_best_first(translate: Pipeline, expec
     assert list(translate(iter(SENTENCES), num_return_sequences=2, batch_size=3)) == expected
 
 
-def test_options_of_the_search_count_when_made_and_when_called(saved_folder: str, translate: Pipeline) -> None:
+def test_generation_options_count_when_made_and_when_called(saved_folder: str, translate: Pipeline) -> None:
     model, tokenizer = translate.model, translate.tokenizer
 
     def greedy(count: int) -> list[dict[str, str]]:
-        words = model.generate(**tokenizer(SENTENCES[0], return_tensors="pt"), max_new_tokens=count)
-        return [{"translation_text": tokenizer.decode(words[0], skip_special_tokens=True)}]
+        ids = model.generate(**tokenizer(SENTENCES[0], return_tensors="pt"), max_new_tokens=count)
+        return [{"translation_text": tokenizer.decode(ids[0], skip_special_tokens=True)}]
 
     assert translate(SENTENCES[0], num_beams=1, max_new_tokens=7) == greedy(7)
     assert translate(SENTENCES[0], generation_config=GenerationConfig(num_beams=1, max_new_tokens=9)) == greedy(9)
@@ -84,8 +84,8 @@ def test_one_beam_gets_no_options_of_which_transformers_would_warn(
 
 def test_nothing_is_cut(translate: Pipeline) -> None:
     long = " ".join(["seven hundred and one"] * 200)
-    words = translate.tokenizer(long)["input_ids"]
-    assert translate.preprocess(long)["input_ids"].shape == (1, len(words))
+    ids = translate.tokenizer(long)["input_ids"]
+    assert translate.preprocess(long)["input_ids"].shape == (1, len(ids))
     ((answer,),) = [translate(long, num_beams=1)]
     assert len(translate.tokenizer(answer["translation_text"])["input_ids"]) > 100
     fixed = translate(SENTENCES[0], generation_config=GenerationConfig(num_beams=1))
@@ -94,7 +94,7 @@ def test_nothing_is_cut(translate: Pipeline) -> None:
         translate(long, truncation=True)
 
 
-def test_text_without_words_stays_so(translate: Pipeline, expected: list) -> None:
+def test_white_space_has_an_empty_translation(translate: Pipeline, expected: list) -> None:
     empty = {"translation_text": ""}
     assert translate("") == [empty]
     assert translate([]) == []
@@ -102,7 +102,7 @@ def test_text_without_words_stays_so(translate: Pipeline, expected: list) -> Non
 
 
 @pytest.mark.parametrize("wrong", [{"text": "seven"}, 7, None, ["seven", 8]])
-def test_what_is_no_text_is_refused(translate: Pipeline, wrong: object) -> None:
+def test_what_is_not_a_text_is_refused(translate: Pipeline, wrong: object) -> None:
     with pytest.raises(ValueError, match=r"Only text \(str\) can be translated, not (dict|int|NoneType)"):
         translate(wrong)
 

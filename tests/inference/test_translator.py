@@ -87,10 +87,10 @@ def written(folder: Path, *lines: str, name: str = "input", end: str = "\n") -> 
     return str(folder / name)
 
 
-def refused(words: list[str], capsys: pytest.CaptureFixture) -> str:
+def refused(arguments: list[str], capsys: pytest.CaptureFixture) -> str:
     capsys.readouterr()
     with pytest.raises(SystemExit) as ending:
-        main(words)
+        main(arguments)
     assert ending.value.code == 2
     printed = capsys.readouterr()
     assert printed.out == ""
@@ -157,7 +157,7 @@ def test_as_many_prefixes_as_lines_are_needed(translator: Translator, count: int
         list(translator.translate(SENTENCES[:4], ["acht"] * count))
 
 
-def test_one_beam_is_greedy_search_with_the_scores_of_force_decoding(
+def test_one_beam_is_greedy_search_with_the_scores_of_forced_decoding(
     folders: list[str], capfd: pytest.CaptureFixture
 ) -> None:
     greedy = Translator.from_pretrained(folders[0], num_beams=1)
@@ -166,11 +166,11 @@ def test_one_beam_is_greedy_search_with_the_scores_of_force_decoding(
     found = [best for (best,) in greedy.translate(SENTENCES)]
     assert capfd.readouterr().err == ""
     model, tokenizer = greedy.models[0], greedy.tokenizer
-    alike = {}  # what the model spelled as the tokenizer spells it: only that can be forced
+    alike = {}  # tokenised by the model as by the tokenizer: only that can be forced
     for line, best in zip(SENTENCES, found, strict=True):
-        words = model.generate(**tokenizer(line, return_tensors="pt"), max_new_tokens=80)
-        assert tokenizer.decode(words[0], skip_special_tokens=True) == best.text
-        if tokenizer(text_target=best.text)["input_ids"] == words[0, 1:].tolist():
+        ids = model.generate(**tokenizer(line, return_tensors="pt"), max_new_tokens=80)
+        assert tokenizer.decode(ids[0], skip_special_tokens=True) == best.text
+        if tokenizer(text_target=best.text)["input_ids"] == ids[0, 1:].tolist():
             alike[line] = best
     assert len(alike) > len(set(SENTENCES)) / 2
     scores = Translator.from_pretrained(folders[0]).score([(line, best.text) for line, best in alike.items()])
@@ -199,17 +199,17 @@ def test_a_folder_with_a_limit_is_obeyed_and_options_win(folders: list[str], tmp
     assert translator.generation_config.num_beams == 2
     assert getattr(translator.generation_config, "length_penalty_form", None) is None
     ((best,),) = translator.translate(SENTENCES[:1])
-    words = translator.tokenizer(best.text, add_special_tokens=False)["input_ids"]
-    assert len(words) <= 3
+    ids = translator.tokenizer(best.text, add_special_tokens=False)["input_ids"]
+    assert len(ids) <= 3
     inputs = translator.tokenizer(SENTENCES[0], return_tensors="pt")
-    expected = model.score(torch.tensor([words]), **inputs, length_penalty=1.0).sequences_scores.item()
+    expected = model.score(torch.tensor([ids]), **inputs, length_penalty=1.0).sequences_scores.item()
     assert best.score == pytest.approx(expected, abs=1e-4)
     longer = Translator.from_pretrained(tmp_path, max_new_tokens=60, num_beams=3)
     assert longer.generation_config.num_beams == 3
     assert len(next(longer.translate(SENTENCES[:1]))[0].text) > len(best.text)
 
 
-def test_nothing_is_cut_at_twenty_words(folders: list[str]) -> None:
+def test_nothing_is_cut_at_twenty_tokens(folders: list[str]) -> None:
     line = " ".join(["seven hundred and one"] * 20)
     ((best,),) = Translator.from_pretrained(folders[0], min_new_tokens=40).translate([line])
     assert len(AutoTokenizer.from_pretrained(folders[0])(best.text)["input_ids"]) > 30
@@ -218,7 +218,7 @@ def test_nothing_is_cut_at_twenty_words(folders: list[str]) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"beams": 3}, "There is no option 'beams' of the search"),
+        ({"beams": 3}, "The generation configuration has no field 'beams'"),
         ({"long_lines": "cut"}, "long_lines='cut' must be one of \\('refuse', 'split'\\)"),
         ({"batch_tokens": 0}, "batch_tokens=0 must be a whole number of at least 1"),
         ({"device": "nowhere"}, "device='nowhere' cannot be used"),
@@ -427,9 +427,9 @@ def test_a_line_of_the_output_belongs_to_each_line_of_the_input(
     content: bytes, lines: list[str], piped: bool, saved_folder: str, tmp_path, capsys, monkeypatch
 ) -> None:
     (tmp_path / "input").write_bytes(content)
-    words = ["translate", "--model", saved_folder, "--json", "--beams", "2"]
+    arguments = ["translate", "--model", saved_folder, "--json", "--beams", "2"]
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(content)))
-    main(words if piped else [*words, "--input", str(tmp_path / "input")])
+    main(arguments if piped else [*arguments, "--input", str(tmp_path / "input")])
     rows = [json.loads(line) for line in capsys.readouterr().out.split("\n")[:-1]]
     assert [row["source"] for row in rows] == lines
     assert all((row["translations"][0]["text"] == "") == (not row["source"].strip()) for row in rows)
@@ -448,9 +448,9 @@ def test_invalid_utf8_is_refused_by_name_and_line(
 ) -> None:
     (tmp_path / "input").write_bytes(b"seven\n\neig\xffht\n")
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"seven\n\neig\xffht\n")))
-    words = ["translate", "--model", saved_folder, *([] if piped else ["--input", str(tmp_path / "input")])]
+    arguments = ["translate", "--model", saved_folder, *([] if piped else ["--input", str(tmp_path / "input")])]
     name = "standard input" if piped else str(tmp_path / "input")
-    assert f"vaswani translate: {name}, line 3: not valid UTF-8" in refused(words, capsys)
+    assert f"vaswani translate: {name}, line 3: not valid UTF-8" in refused(arguments, capsys)
 
 
 def test_nbest_and_json_tell_scores(folders: list[str], translator: Translator, capsys) -> None:
@@ -464,9 +464,9 @@ def test_nbest_and_json_tell_scores(folders: list[str], translator: Translator, 
     assert_same([[Translation(**best)]], [found[0][:1]])
 
 
-def test_options_of_the_search_reach_it(folders: list[str], tmp_path, capsys) -> None:
-    words = ["translate", *SENTENCES[:6], "--model", folders[0], "--json", "--beams", "2", "--length-penalty", "1.5"]
-    main(words)
+def test_generation_options_reach_generate(folders: list[str], tmp_path, capsys) -> None:
+    options = ["--json", "--beams", "2", "--length-penalty", "1.5"]
+    main(["translate", *SENTENCES[:6], "--model", folders[0], *options])
     rows = [json.loads(line)["translations"] for line in capsys.readouterr().out.splitlines()]
     expected = one_by_one(folders[0], SENTENCES[:6], num_beams=2, length_penalty=1.5)
     assert_same([[Translation(**each) for each in row] for row in rows], expected)
@@ -483,30 +483,30 @@ def test_options_of_the_search_reach_it(folders: list[str], tmp_path, capsys) ->
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("arguments", "message"),
     [
         (["seven", "--input", "INPUT"], "Give sentences or --input, not both"),
         (["--input", "nowhere"], "There is no file nowhere"),
         (["seven", "--prefix-file", "nowhere"], "There is no file nowhere"),
         (["--input", "INPUT", "--prefix-file", "PREFIX"], "There are 1 prefixes, but at least 2 lines"),
         (["seven", "--resume"], "--resume and --overwrite need --output"),
-        (["seven", "--output", "INPUT"], "exists already: add --resume to go on, --overwrite to begin anew"),
+        (["seven", "--output", "INPUT"], "exists already: add --resume to go on, --overwrite to start again"),
         (["--input", "INPUT", "--output", "INPUT", "--overwrite"], "is read, so it cannot be the output"),
         (["seven", "--nbest", "5"], "--nbest 5 needs at least as many beams, but there are 4: add --beams"),
         (["--input", "INPUT", "--max-source-tokens", "2"], "Line 1 has 3 tokens, more than the limit of"),
         (["--interactive", "--input", "INPUT"], "--interactive takes no input"),
         (["seven", "--model", "nowhere/nothing/at/all"], "nowhere/nothing/at/all"),
         (["seven", "--model", "nowhere"], "couldn't find them in the cached files. Check your internet connection"),
-        (["--model", "seven hundred"], "'seven hundred' is no model. Sentences stand before --model"),
+        (["--model", "seven hundred"], "'seven hundred' is not a model. Sentences go before --model"),
         (["seven", "--device", "nowhere"], "device='nowhere' cannot be used"),
     ],
 )
 def test_mistakes_are_explained_in_a_line_and_harm_nothing(
-    words: list[str], message: str, saved_folder: str, tmp_path, capsys
+    arguments: list[str], message: str, saved_folder: str, tmp_path, capsys
 ) -> None:
     files = {"INPUT": written(tmp_path, "seven hundred", "eight"), "PREFIX": written(tmp_path, "sieben", name="prefix")}
-    words = [files.get(word, word) for word in words]
-    assert message in refused(["translate", *words, "--model", saved_folder], capsys)
+    arguments = [files.get(argument, argument) for argument in arguments]
+    assert message in refused(["translate", *arguments, "--model", saved_folder], capsys)
     assert (tmp_path / "input").read_text() == "seven hundred\neight\n"
 
 
@@ -542,10 +542,10 @@ def test_interactive_mode_answers_each_line_survives_mistakes_and_ends(
 @pytest.fixture
 def job(folders: list[str], tmp_path, small_windows: None) -> list[str]:
     """Return a command whose output has scores, so that other batches would show, and leave its output in `whole`."""
-    words = ["translate", "--model", folders[0], "--json", "--input", written(tmp_path, *SENTENCES, "", "seven")]
-    main([*words, "--output", str(tmp_path / "whole")])
+    arguments = ["translate", "--model", folders[0], "--json", "--input", written(tmp_path, *SENTENCES, "", "seven")]
+    main([*arguments, "--output", str(tmp_path / "whole")])
     assert (tmp_path / "whole").read_bytes().count(b"\n") == 32
-    return words
+    return arguments
 
 
 @pytest.mark.parametrize("kept", [0, 1, 500, 2000, 3001, -1, None])
@@ -626,10 +626,10 @@ def test_a_run_that_was_killed_is_completed_byte_by_byte(
     number: int, code: int, folders: list[str], small_windows: None, tmp_path
 ) -> None:
     long = written(tmp_path, *SENTENCES * 10, name="long")
-    words = ["translate", "--model", folders[0], "--json", "--input", long]
-    main([*words, "--output", str(tmp_path / "long-whole")])
+    arguments = ["translate", "--model", folders[0], "--json", "--input", long]
+    main([*arguments, "--output", str(tmp_path / "long-whole")])
     output = tmp_path / "output"
-    program = [*PROGRAM[:2], SMALL_WINDOWS + PROGRAM[2], *words, "--output", str(output)]
+    program = [*PROGRAM[:2], SMALL_WINDOWS + PROGRAM[2], *arguments, "--output", str(output)]
     settings = {
         "env": {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())},  # the last digit depends on it
         "preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # what runs in the background ignores it
@@ -644,7 +644,7 @@ def test_a_run_that_was_killed_is_completed_byte_by_byte(
     assert "Traceback" not in errors
     done = output.read_bytes().count(b"\n")
     assert 8 <= done < 300
-    main([*words, "--output", str(output), "--resume"])
+    main([*arguments, "--output", str(output), "--resume"])
     assert output.read_bytes() == (tmp_path / "long-whole").read_bytes()
 
 
@@ -676,12 +676,12 @@ def test_the_command_score_tells_score_log_p_and_length(folders: list[str], tmp_
     pairs = [*((pair["en"], pair["de"]) for pair in number_corpus(6, seed=4)), ("seven", ""), ("", "sieben")]
     source = written(tmp_path, *(pair[0] for pair in pairs), name="source", end="\r\n")
     target = written(tmp_path, *(pair[1] for pair in pairs), name="target")
-    words = ["score", "--model", folders[0], "--source", source, "--target", target]
-    main(words)
+    arguments = ["score", "--model", folders[0], "--source", source, "--target", target]
+    main(arguments)
     printed = capsys.readouterr()
     assert printed.err == ""
     rows = [line.split("\t") for line in printed.out.splitlines()]
-    main([*words, "--json"])
+    main([*arguments, "--json"])
     assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == [
         {"score": float(score), "log_prob": float(log_prob), "length": int(length)} for score, log_prob, length in rows
     ]
@@ -716,12 +716,13 @@ def test_the_command_evaluate_scores_a_file_or_what_a_model_translates(
     main(["evaluate", "--hypothesis", hypothesis, "--reference", reference])
     assert json.loads(capsys.readouterr().out) == {**expected, "references": ["reference"], "hypothesis": "hypothesis"}
     output = tmp_path / "results.json"
-    words = ["evaluate", "--model", folders[0], "--source", source, "--reference", reference, "--output", str(output)]
-    main(words)
+    arguments = ["evaluate", "--model", folders[0], "--source", source]
+    arguments += ["--reference", reference, "--output", str(output)]
+    main(arguments)
     made_from = {"references": ["reference"], "source": "source", "search": {"beams": 4, "length_penalty": 0.6}}
     assert json.loads(capsys.readouterr().out) == json.loads(output.read_text()) == {**expected, **made_from}
     assert expected["sentences"] == 12
-    assert "results.json exists already" in refused(words, capsys)
+    assert "results.json exists already" in refused(arguments, capsys)
     main(["evaluate", "--hypothesis", source, "--reference", reference, source, "--tokenize", "intl"])
     results = json.loads(capsys.readouterr().out)
     assert results["bleu"] == pytest.approx(100)
@@ -730,24 +731,26 @@ def test_the_command_evaluate_scores_a_file_or_what_a_model_translates(
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("arguments", "message"),
     [
         ([], "Give either --hypothesis, or --source"),
         (["--model", "x"], "Give either --hypothesis, or --source"),
         (["--hypothesis", "FILE", "--source", "FILE"], "Give either --hypothesis, or --source"),
-        (["--hypothesis", "FILE", "--model", "x"], "--hypothesis is translated already"),
-        (["--hypothesis", "FILE", "--beams", "5"], "--hypothesis is translated already"),
+        (["--hypothesis", "FILE", "--model", "x"], "--hypothesis is already translated"),
+        (["--hypothesis", "FILE", "--beams", "5"], "--hypothesis is already translated"),
         (["--model", "x", "--source", "FILE", "--tokenize", "13b"], "tokenize='13b' is unknown"),
         (["--hypothesis", "nowhere"], "nowhere"),
     ],
 )
-def test_mistakes_of_evaluate_are_explained_before_the_work(words: list[str], message: str, tmp_path, capsys) -> None:
+def test_mistakes_of_evaluate_are_explained_before_the_work(
+    arguments: list[str], message: str, tmp_path, capsys
+) -> None:
     file = written(tmp_path, "seven")
-    words = [file if word == "FILE" else word for word in words]
-    assert message in refused(["evaluate", *words, "--reference", file], capsys)
+    arguments = [file if argument == "FILE" else argument for argument in arguments]
+    assert message in refused(["evaluate", *arguments, "--reference", file], capsys)
 
 
-def test_a_search_configuration_keeps_what_a_folder_chose(translator: Translator) -> None:
+def test_a_generation_configuration_keeps_what_a_folder_chose(translator: Translator) -> None:
     model = translator.models[0]
     config = search_config(model, GenerationConfig(num_beams=7, length_penalty=1.0))
     assert (config.num_beams, config.length_penalty, config.max_tokens_beyond_input) == (7, 1.0, 50)

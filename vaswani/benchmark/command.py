@@ -31,7 +31,7 @@ from .startup import run_startup, startup_table
 from .workload import BEAMS, LENGTHS, SIZES, Cell, Job, config_of, make_job, tokenized_sentences
 
 PEERS = tuple(dict.fromkeys(name for engines in TASKS.values() for name in engines if name != Vaswani.name))
-ROUNDED = tuple(name for name, engine in ENGINES.items() if engine.is_rounded)
+QUANTISED = tuple(name for name, engine in ENGINES.items() if engine.is_quantised)
 PEERS_IN_TRAINING_MEMORY = ("marian",)
 
 # Batches that are measured where none are named.
@@ -63,10 +63,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--task", nargs="+", choices=TASKS, help="what is measured (both; with options of one only: that one)")
     add("--size", nargs="+", choices=SIZES, help="models with random weights: the paper's base, or tiny (both)")
     add("--model", type=_folder, help="folder of a trained model, or its name in this package; no random weights")
-    add("--batch", nargs="+", type=int, help="sentences in a call of generation (base: 16 64, tiny: 1 16)")
+    add("--batch", nargs="+", type=int, help="sequences in a batch of generation (base: 16 64, tiny: 1 16)")
     add("--threads", nargs="+", type=int, help="threads of each engine (1 2)")
     add("--lengths", nargs="+", choices=LENGTHS, help="how long outputs are (equal ragged; with --model: free)")
-    add("--beams", nargs="+", type=int, help=f"beams of the search; 1 is greedy search ({BEAMS})")
+    add("--beams", nargs="+", type=int, help=f"number of beams; 1 is greedy search ({BEAMS})")
     add("--batches", nargs="+", choices=MAKERS, help="pairs of a training batch: any, or of about equal length (both)")
     add("--tokens", type=int, help=f"target tokens of a training batch ({TOKENS}; with --memory: {TOKENS_FOR_MEMORY})")
     add("--peers", nargs="*", choices=PEERS, help="engines to compare with (all in single precision)")
@@ -84,7 +84,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     instead.add_argument("--profile", action="store_true", help="show where vaswani's time goes (base, batch 16)")
     instead.add_argument("--startup", action="store_true", help="measure the import and the first translation (tiny)")
-    growth = "PNG file: measure how time and memory grow with words, batch and beam (tiny)"
+    growth = "PNG file: measure how time and memory grow with tokens, batch and beams (tiny)"
     instead.add_argument("--growth", type=Path, metavar="FILE.png", help=growth)
 
 
@@ -227,7 +227,7 @@ def _peers(options: argparse.Namespace, task: str) -> Sequence[str]:
         return list(options.peers)
     if options.memory and task == TrainingCell.task:
         return PEERS_IN_TRAINING_MEMORY
-    return [peer for peer in PEERS if peer not in ROUNDED]
+    return [peer for peer in PEERS if peer not in QUANTISED]
 
 
 def _engines(options: argparse.Namespace, task: str, missing: Sequence[str]) -> list[str]:
@@ -240,7 +240,7 @@ def _sizes(cells: Sequence[Any]) -> list[str]:
 
 
 def _sentences(options: argparse.Namespace, cells: Sequence[Any]) -> dict[str, Any]:
-    """Return the sentences or pairs of each size; too few of them are an error."""
+    """Return the sequences or pairs of each size; too few of them are an error."""
     if cells[0].task == TrainingCell.task:
         pairs = {size: tokenized_pairs(size, options.sentences, options.targets) for size in _sizes(cells)}
         for cell in cells:
@@ -251,7 +251,7 @@ def _sentences(options: argparse.Namespace, cells: Sequence[Any]) -> dict[str, A
 
 
 def _mean_lengths(sentences: dict[str, Any]) -> dict[str, float]:
-    """Return the mean number of words in a sentence, or in both sides of a pair, for each size."""
+    """Return the mean number of tokens in a source, or in both sides of a pair, for each size."""
     return {
         Path(size).name: sum(sum(map(len, one.values())) if isinstance(one, dict) else len(one) for one in each)
         / len(each)
@@ -260,7 +260,7 @@ def _mean_lengths(sentences: dict[str, Any]) -> dict[str, float]:
 
 
 def _memory_job(cell: Cell | TrainingCell, sentences: list[Any]) -> Job | TrainingJob:
-    """Return the sentences of one call: of training, one batch."""
+    """Return the batch of one call."""
     if isinstance(cell, TrainingCell):
         return make_training_job(sentences, cell.batches, cell.tokens, count=1)
     return make_job(sentences[: cell.batch], cell.lengths, cell.beams)
@@ -323,7 +323,7 @@ def _check(options: argparse.Namespace) -> None:
     if options.model and not (options.model / "config.json").is_file():
         raise ValueError(f"--model {options.model}: there is no model in this folder (no config.json).")
     if not options.model and "free" in (options.lengths or ()):
-        raise ValueError("--lengths free needs --model: random weights do not know where a sentence ends.")
+        raise ValueError("--lengths free needs --model: random weights do not know where a sequence ends.")
     for name in ("sentences", "targets"):
         file = getattr(options, name)
         if file and not file.is_file():

@@ -1,7 +1,7 @@
-"""The growth: how time and memory grow with sentences, batches and beams, beside the paper's Table 1.
+"""The growth: how time and memory grow with sequence length, batch size and beams, beside the paper's Table 1.
 
-Table 1 has two terms for a layer: self-attention makes about n^2 d operations for a sentence of n words, and what is
-done to each word for itself n d^2. Nothing should grow faster than their sum.
+Table 1 has two terms for a layer: self-attention makes about n^2 d operations for a sequence of n tokens, and what is
+done at each position by itself n d^2. Nothing should grow faster than their sum.
 """
 
 import ctypes
@@ -23,11 +23,12 @@ from .workload import BEAMS, Cell, Job, config_of
 LENGTHS = (16, 32, 64, 128, 256, 512, 1024)
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
 BEAM_SIZES = (1, 2, 4, 8, 16)
-# Words of the sentences where the batch or the beam grows, sentences of a training step, and words of a warm-up.
+# Tokens of a sequence where the batch or the beam grows, sequences of a training step, and tokens of a warm-up.
 SHORT, TRAINED, WARM_UP = 16, 4, 4
 # Calls that are timed; the fastest counts.
 ROUNDS = 3
-PLURALS = {"words": "words", "batch": "sentences", "beam": "beams"}
+# What each quantity counts. JSON files call tokens "words".
+COUNTED = {"words": "tokens", "batch": "sequences", "beam": "beams"}
 MEGABYTE = 2**20
 # Less memory than this cannot be told from what the process does besides.
 LEAST_MEMORY = MEGABYTE // 4
@@ -35,7 +36,7 @@ LEAST_MEMORY = MEGABYTE // 4
 
 @dataclass(frozen=True)
 class Series:
-    """Hold how time and memory grow with one quantity.
+    """How time and memory grow with one quantity.
 
     Parameters
     ----------
@@ -48,11 +49,11 @@ class Series:
     values : list[int]
         Values of the quantity.
     seconds : list[float]
-        Processor's time of a call at each value.
+        Processor time of a call at each value.
     memory : list[int]
         Bytes that a call adds to its process at each value.
     formula : list[int]
-        Operations after Table 1 at each value, but for a factor.
+        Operations by Table 1 at each value, up to a factor.
     """
 
     task: str
@@ -66,7 +67,7 @@ class Series:
 
 @dataclass(frozen=True)
 class GrowingJob(Job):
-    """Hold sentences of one length to translate together; its warm-up is short, so that it takes no memory before."""
+    """A batch of one length to translate; its warm-up is short, so that it takes no memory before."""
 
     def smallest(self) -> Job:
         """Return the job that warms an engine up.
@@ -74,14 +75,14 @@ class GrowingJob(Job):
         Returns
         -------
         Job
-            A short sentence.
+            A short sequence.
         """
         return Job([self.sources[0][-WARM_UP:]], self.lengths, [WARM_UP], self.beams)
 
 
 @dataclass(frozen=True)
 class GrowingTrainingJob(TrainingJob):
-    """Hold pairs of one length to learn in one step; its warm-up is short, so that it takes no memory before."""
+    """Pairs of one length to learn in one step; its warm-up is short, so that it takes no memory before."""
 
     def smallest(self) -> TrainingJob:  # type: ignore[override]
         """Return the job that warms an engine up.
@@ -91,16 +92,16 @@ class GrowingTrainingJob(TrainingJob):
         TrainingJob
             A short pair.
         """
-        return TrainingJob([[{name: words[-WARM_UP:] for name, words in self.batches[0][0].items()}]])
+        return TrainingJob([[{name: tokens[-WARM_UP:] for name, tokens in self.batches[0][0].items()}]])
 
 
 def formula(length: int, width: int) -> int:
-    """Count the operations of a layer after the paper's Table 1.
+    """Count the operations of a layer by the paper's Table 1.
 
     Parameters
     ----------
     length : int
-        Words of the sentence, n.
+        Tokens of the sequence, n.
     width : int
         Width of the model, d.
 
@@ -140,14 +141,14 @@ def measure_point(engine: Engine, job: Job | TrainingJob, rounds: int) -> tuple[
     engine : Engine
         Our own engine, in a process that has done nothing else.
     job : Job | TrainingJob
-        The sentences.
+        The batch.
     rounds : int
         How often to time the call.
 
     Returns
     -------
     tuple[float, int]
-        Processor's seconds of the fastest round, and the most bytes that a call adds to the process.
+        Seconds of processor time of the fastest round, and the most bytes that a call adds to the process.
     """
     engine.prepare(job.smallest())()
     _return_free_memory()
@@ -164,7 +165,7 @@ def _return_free_memory() -> None:
 
 
 def _processor_seconds(engine: Engine, job: Job | TrainingJob) -> float:
-    """Return the processor's time of one call, which other programs on the machine do not change much."""
+    """Return the processor time of one call, which other programs on the machine do not change much."""
     call = engine.prepare(job)
     calls, start = 0, time.process_time()
     while True:
@@ -189,11 +190,11 @@ def run_growth(
     size : str, default="tiny"
         "base", "tiny", or the folder of a trained model.
     lengths : Sequence[int], default=LENGTHS
-        Words of a source; its output or target is forced to as many.
+        Tokens of a source; its output or target is forced to as many.
     batches : Sequence[int], default=BATCHES
-        Sentences that are translated together.
+        Sequences in a batch.
     beams : Sequence[int], default=BEAM_SIZES
-        Beams of the search.
+        Numbers of beams.
     rounds : int, default=ROUNDS
         How often each call is timed.
     threads : int, default=1
@@ -202,44 +203,44 @@ def run_growth(
     Returns
     -------
     list[Series]
-        Translation against words, batch and beam, and a training step against words.
+        Translation against tokens, batch and beams, and a training step against tokens.
     """
     width = config_of(size).d_model
-    short = f"{SHORT} words"
-    # task, quantity, title, values; and for each value its words, batch and beam, and the operations of Table 1
+    short = f"{SHORT} tokens"
+    # task, quantity, title, values; and for each value its tokens, batch and beams
     plan: list[tuple[str, str, str, Sequence[int], Any]] = [
         (Cell.task, "words", f"translation, batch 1, beam {BEAMS}", lengths, lambda n: (n, 1, BEAMS)),
         (Cell.task, "batch", f"translation, {short}, beam {BEAMS}", batches, lambda n: (SHORT, n, BEAMS)),
         (Cell.task, "beam", f"translation, {short}, batch 1", beams, lambda n: (SHORT, 1, n)),
-        (TrainingCell.task, "words", f"training step, {TRAINED} sentences", lengths, lambda n: (n, TRAINED, 1)),
+        (TrainingCell.task, "words", f"training step, {TRAINED} sequences", lengths, lambda n: (n, TRAINED, 1)),
     ]
     found = []
     with tqdm(total=sum(len(values) for _, _, _, values, _ in plan), unit="point") as bar:
         for task, quantity, title, values, shape in plan:
             points = []
-            for words, batch, width_of_beam in map(shape, values):
-                bar.set_description(f"{title}: {words} words, batch {batch}, beam {width_of_beam}")
-                job = _job(task, words, batch, width_of_beam, config_of(size))
+            for tokens, batch, num_beams in map(shape, values):
+                bar.set_description(f"{title}: {tokens} tokens, batch {batch}, beam {num_beams}")
+                job = _job(task, tokens, batch, num_beams, config_of(size))
                 with Worker(Vaswani.name, size, threads, task, MALLOC_ARENA_MAX="1") as worker:
                     worker.wait()
                     points.append(worker.ask(measure_point, job, rounds))
                 bar.update()
             seconds, memory = ([point[i] for point in points] for i in range(2))
-            operations = [formula(words, width) * batch * beam for words, batch, beam in map(shape, values)]
+            operations = [formula(tokens, width) * batch * beam for tokens, batch, beam in map(shape, values)]
             found.append(Series(task, quantity, title, list(values), seconds, memory, operations))
     return found
 
 
 def _job(task: str, length: int, batch: int, beams: int, config: Any) -> Job | TrainingJob:
-    """Return sentences of one length, with words that are no special symbols."""
+    """Return a batch of sequences of one length, without special tokens but EOS."""
     first, end = 10, config.eos_token_id
     rows = [
         [first + (7 * i + 31 * row) % (config.vocab_size - first) for i in range(length - 1)] for row in range(batch)
     ]
-    sentences = [[*row, end] for row in rows]
+    sequences = [[*row, end] for row in rows]
     if task == TrainingCell.task:
-        return GrowingTrainingJob([[{"input_ids": sentence, "labels": sentence} for sentence in sentences]])
-    return GrowingJob(sentences, "equal", [length] * batch, beams)
+        return GrowingTrainingJob([[{"input_ids": sequence, "labels": sequence} for sequence in sequences]])
+    return GrowingJob(sequences, "equal", [length] * batch, beams)
 
 
 def growth_table(found: Sequence[Series]) -> list[str]:
@@ -258,7 +259,7 @@ def growth_table(found: Sequence[Series]) -> list[str]:
     rows = [["what", "quantity", "value", "s", "MiB"]]
     for each in found:
         for value, seconds, memory in zip(each.values, each.seconds, each.memory, strict=True):
-            rows.append([each.title, each.quantity, str(value), f"{seconds:.4f}", f"{memory / MEGABYTE:,.1f}"])
+            rows.append([each.title, COUNTED[each.quantity], str(value), f"{seconds:.4f}", f"{memory / MEGABYTE:,.1f}"])
     lines = [
         *aligned(rows, [0, 1]),
         "s: processor time of a call, the fastest round; MiB: the most that a call adds to its process",
@@ -269,7 +270,7 @@ def growth_table(found: Sequence[Series]) -> list[str]:
             power, of_memory, allowed = _exponents(each)
             memory_text = "memory is too little to tell" if math.isnan(of_memory) else f"memory with {of_memory:.2f}"
             lines.append(
-                f"{each.title}: from {each.values[-2]} to {each.values[-1]} {PLURALS[each.quantity]}, time grows with "
+                f"{each.title}: from {each.values[-2]} to {each.values[-1]} {COUNTED[each.quantity]}, time grows with "
                 f"the power {power:.2f}, {memory_text}; Table 1 grows with {allowed:.2f}"
             )
     return lines

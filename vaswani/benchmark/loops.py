@@ -29,7 +29,7 @@ from .pairs import Pair
 from .report import aligned
 from .workload import build_model, learn_tokenizer
 
-# Updates that are timed, and those before them that are not.
+# Updates that are timed, and warm-up updates before them.
 UPDATES, WARM_UP = 6, 2
 # The loops: our recipe, and MarianMTModel in Seq2SeqTrainer with its default order of pairs, or by length.
 OURS = "vaswani"
@@ -38,7 +38,7 @@ LOOPS = (OURS, "marian, random", "marian, group_by_length")
 
 @dataclass(frozen=True)
 class LoopCell:
-    """Name one measurement of whole training loops.
+    """The settings of one measurement of whole training loops.
 
     Parameters
     ----------
@@ -61,16 +61,16 @@ class LoopCell:
 
 @dataclass(frozen=True)
 class LoopTime:
-    """Hold what one run of a loop took.
+    """What one run of a loop took.
 
     Parameters
     ----------
     seconds : float
         Time of all timed updates, from the end of the one before.
     tokens : int
-        Real source and target tokens that they learnt.
+        Source and target tokens of these updates, without padding.
     step_seconds : float
-        Time within forward, backward and the optimizer alone.
+        Time in forward, backward and the optimizer only.
     """
 
     seconds: float
@@ -79,7 +79,7 @@ class LoopTime:
 
     @property
     def overhead(self) -> float:
-        """Share of the time that is no step: the loop, data loading and collation."""
+        """Share of the time outside steps: the loop, data loading and collation."""
         return 1 - self.step_seconds / self.seconds
 
 
@@ -134,7 +134,7 @@ def run_loop(loop: str, cell: LoopCell, pairs: list[Pair]) -> LoopTime:
     cell : LoopCell
         What to measure.
     pairs : list[Pair]
-        Tokens of both sides.
+        Token ids of both sides.
 
     Returns
     -------
@@ -192,7 +192,7 @@ def measure_loops(cell: LoopCell, pairs: list[Pair], rounds: int) -> dict[str, l
     cell : LoopCell
         What to measure.
     pairs : list[Pair]
-        Tokens of both sides.
+        Token ids of both sides.
     rounds : int
         How often to run each loop.
 

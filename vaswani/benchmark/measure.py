@@ -29,7 +29,7 @@ from .workload import Cell, Job, build_model, config_of, make_job, operations, t
 # The engines of each task.
 TASKS: dict[str, Mapping[str, type[Engine]]] = {Cell.task: ENGINES, TrainingCell.task: TRAINERS}
 
-# Outputs must agree for this share of the sentences, or times mean nothing; so many sentences are compared at least.
+# Outputs must agree for this share of the sequences, or times mean nothing; at least so many sequences are compared.
 AGREEMENT, COMPARED = 0.95, 20
 # In training losses must be equal but for this share.
 LOSS_DIFFERENCE = 1e-3
@@ -42,15 +42,15 @@ MEMORY_ROUNDS = 3
 
 @dataclass
 class Timing:
-    """Hold what one engine did in one cell.
+    """The times of one engine in one cell.
 
     Parameters
     ----------
     engine : str
         Name of the engine.
     agreement : float | None
-        Share of sentences whose output is that of vaswani. In training, 1 minus the largest relative difference of
-        losses. None where the engine cannot have the weights of vaswani.
+        Share of outputs that are an exact match of those of vaswani. In training, 1 minus the largest relative
+        difference of losses. None where the engine cannot have the weights of vaswani.
     seconds : list[float], default=[]
         Time of one call in each round; none if outputs or losses do not agree.
     """
@@ -62,14 +62,14 @@ class Timing:
 
 @dataclass
 class CellResult:
-    """Hold the measurement of one cell.
+    """The measurement of one cell.
 
     Parameters
     ----------
     cell : Cell | TrainingCell
         What was measured.
-    words : int
-        Words of the best outputs, end symbols included. In training, tokens of both sides, without padding.
+    tokens : int
+        Tokens of the best outputs, with EOS tokens. In training, tokens of both sides, without padding.
     operations : int
         Floating-point operations that the work needs, without padding.
     peak : float
@@ -81,7 +81,7 @@ class CellResult:
     """
 
     cell: Cell | TrainingCell
-    words: int
+    tokens: int
     operations: int
     peak: float
     timings: list[Timing]
@@ -122,7 +122,7 @@ def ratio(timing: Timing, ours: Timing) -> tuple[float, float, float]:
 
 
 class Worker:
-    """Run an engine in a process of its own.
+    """A process of its own for an engine.
 
     Parameters
     ----------
@@ -133,7 +133,7 @@ class Worker:
     threads : int
         Threads of the engine.
     task : str, default=Cell.task
-        What it shall do, "generation" or "training".
+        "generation" or "training".
     **environment : str
         Further variables of the process' environment.
 
@@ -249,14 +249,14 @@ def translate(engine: Translator, job: Job) -> list[list[int]]:
     engine : Translator
         The engine.
     job : Job
-        The sentences.
+        The batch.
 
     Returns
     -------
     list[list[int]]
-        Words of each output.
+        Token ids of each output.
     """
-    return engine.words(engine.prepare(job)())
+    return engine.tokens(engine.prepare(job)())
 
 
 def warm_up(engine: Engine, job: Job | TrainingJob) -> None:
@@ -267,7 +267,7 @@ def warm_up(engine: Engine, job: Job | TrainingJob) -> None:
     engine : Engine
         The engine.
     job : Job | TrainingJob
-        The sentences.
+        The batch.
     """
     engine.prepare(job)()
 
@@ -280,7 +280,7 @@ def time_call(engine: Engine, job: Job | TrainingJob) -> float:
     engine : Engine
         The engine.
     job : Job | TrainingJob
-        The sentences.
+        The batch.
 
     Returns
     -------
@@ -326,7 +326,7 @@ def peak_memory(engine: Engine, job: Job | TrainingJob) -> int:
     engine : Engine
         The engine, in a process that has done nothing else.
     job : Job | TrainingJob
-        The sentences.
+        The batch.
 
     Returns
     -------
@@ -367,19 +367,19 @@ def _sampled_peak(call: Callable[[], Any]) -> int:
 
 
 def shared_outputs(outputs: Sequence[list[int]], ours: Sequence[list[int]]) -> float:
-    """Return how many outputs of two engines are equal.
+    """Return the share of exact matches among the outputs of two engines.
 
     Parameters
     ----------
     outputs : Sequence[list[int]]
-        Words of each output of one engine.
+        Token ids of each output of one engine.
     ours : Sequence[list[int]]
         Those of the other.
 
     Returns
     -------
     float
-        Share of equal outputs.
+        Share of exact matches.
     """
     return sum(map(list.__eq__, outputs, ours)) / len(ours)
 
@@ -415,7 +415,7 @@ def start_workers(engines: Sequence[str], size: str, threads: int, task: str = C
     threads : int
         Threads of each engine.
     task : str, default=Cell.task
-        What they shall do, "generation" or "training".
+        "generation" or "training".
 
     Yields
     ------
@@ -441,7 +441,7 @@ def measure_cell(
     cell : Cell
         What to measure.
     sentences : list[list[int]]
-        Words of each sentence; at least `COMPARED` of them, and as many as the batch has.
+        Token ids of each sequence; at least `COMPARED` of them, and as many as the batch has.
     peak : float
         Operations a second of a large matrix product.
     rounds : int
@@ -454,7 +454,7 @@ def measure_cell(
 
     Notes
     -----
-    Lengths that are free are those of each engine's own search and length penalty, and rounded weights give outputs of
+    Free lengths follow from each engine's own beam search and length penalty, and quantised weights give outputs of
     their own; there the agreement is only reported.
     """
     able = [worker for worker in workers if cell.lengths in ENGINES[worker.engine].lengths]
@@ -470,12 +470,12 @@ def measure_cell(
     pairs = [
         pair
         for pair in pairs
-        if cell.lengths == "free" or ENGINES[pair[0].engine].is_rounded or (pair[1].agreement or 0) >= AGREEMENT
+        if cell.lengths == "free" or ENGINES[pair[0].engine].is_quantised or (pair[1].agreement or 0) >= AGREEMENT
     ]
     _time_in_turn(pairs, job, rounds)
     targets = job.targets
     if cell.lengths == "free":
-        targets = [len(words) + 1 for words in outputs[0][: cell.batch]]
+        targets = [len(tokens) + 1 for tokens in outputs[0][: cell.batch]]
     needed = operations(config_of(cell.size), [len(source) for source in job.sources], targets, cell.beams)
     return CellResult(cell, sum(targets), needed, peak, timings, left_out)
 
@@ -492,7 +492,7 @@ def measure_training_cell(
     cell : TrainingCell
         What to measure.
     sentences : list[Pair]
-        Sentences with their translations, in random order.
+        Pairs of source and target, in random order.
     peak : float
         Operations a second of a large matrix product.
     rounds : int
@@ -543,7 +543,7 @@ def measure_memory(engines: Sequence[str], cell: Cell | TrainingCell, job: Job |
     cell : Cell | TrainingCell
         What to measure.
     job : Job | TrainingJob
-        Its sentences.
+        Its batch.
 
     Returns
     -------
@@ -568,7 +568,7 @@ def measure_profile(cell: Cell, sentences: list[list[int]]) -> dict[str, float]:
     cell : Cell
         What to measure.
     sentences : list[list[int]]
-        Words of each sentence.
+        Token ids of each sequence.
 
     Returns
     -------

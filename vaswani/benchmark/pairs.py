@@ -1,4 +1,4 @@
-"""The pairs: which sentences a model learns together in one step, and with which translations."""
+"""The training batches: pairs of source and target sequences that a model learns in one step."""
 
 import random
 from collections.abc import Callable
@@ -23,7 +23,7 @@ COMPARED_BATCHES, COMPARED_PAIRS = 8, 2
 
 @dataclass(frozen=True)
 class TrainingCell:
-    """Name one measurement of training.
+    """The settings of one measurement of training.
 
     Parameters
     ----------
@@ -49,7 +49,7 @@ class TrainingCell:
 
 @dataclass(frozen=True)
 class TrainingJob:
-    """Hold batches to learn one after the other, a step for each.
+    """Batches to learn one after the other, a step for each.
 
     Parameters
     ----------
@@ -75,7 +75,7 @@ class TrainingJob:
         Returns
         -------
         Self
-            The first batch, and its first pairs again in small batches: over many words the losses of random weights
+            The first batch, and its first pairs again in small batches: over many tokens the losses of random weights
             are all alike, over few they tell a wrong engine.
         """
         first = self.batches[0]
@@ -88,14 +88,14 @@ class TrainingJob:
         Returns
         -------
         tuple[list[int], list[int]]
-            Those of the sources and those of the targets, end symbols included.
+            Those of the sources and those of the targets, with EOS tokens.
         """
         pairs = [pair for batch in self.batches for pair in batch]
         return [len(pair["input_ids"]) for pair in pairs], [len(pair["labels"]) for pair in pairs]
 
 
 def tokenized_pairs(size: str, sources: Path | None, targets: Path | None) -> list[Pair]:
-    """Choose pairs at random, always the same ones, and turn them into tokens of a model.
+    """Choose pairs at random, always the same ones, and tokenise them.
 
     Parameters
     ----------
@@ -109,7 +109,7 @@ def tokenized_pairs(size: str, sources: Path | None, targets: Path | None) -> li
     Returns
     -------
     list[Pair]
-        Tokens of both sides as `input_ids` and `labels`, end symbols included.
+        Token ids of both sides as `input_ids` and `labels`, with EOS tokens.
 
     Raises
     ------

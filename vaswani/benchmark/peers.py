@@ -16,18 +16,18 @@ from transformers import GenerationConfig, LogitsProcessor
 from ..convert.ctranslate2 import to_ctranslate2
 from ..convert.marian import to_marian
 from ..modeling_vaswani import VaswaniForConditionalGeneration
-from .workload import ALPHA, LENGTHS, Job
+from .workload import LENGTH_PENALTY, LENGTHS, Job
 
 
 class EndAt(LogitsProcessor):
-    """End each sentence at a length of its own.
+    """Logits processor that ends each sequence at a length of its own.
 
     Parameters
     ----------
     targets : list[int]
-        Words of each sentence, the end symbol included.
+        Number of tokens of each sequence, with its EOS token.
     end : int
-        The end symbol.
+        Id of the EOS token.
     """
 
     def __init__(self, targets: list[int], end: int) -> None:
@@ -35,14 +35,14 @@ class EndAt(LogitsProcessor):
         self.end = end
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        """Forbid the end symbol before the end, and all others there.
+        """Forbid the EOS token before the end, and all others there.
 
         Parameters
         ----------
         input_ids : torch.Tensor
-            Words so far, the start symbol included, of shape (rows, length).
+            Tokens so far, with the start token, of shape (batch times beams, length).
         scores : torch.Tensor
-            Log-probabilities, of shape (rows, vocabulary); changed in place.
+            Log-probabilities, of shape (batch times beams, vocabulary); changed in place.
 
         Returns
         -------
@@ -57,7 +57,7 @@ class EndAt(LogitsProcessor):
 
 
 class Engine(ABC):
-    """Do the work of one task with one library.
+    """An engine: one library that does the work of one task.
 
     Parameters
     ----------
@@ -75,17 +75,17 @@ class Engine(ABC):
 
     @abstractmethod
     def prepare(self, job: Any) -> Callable[[], Any]:
-        """Bring sentences into the form that the engine takes.
+        """Bring a batch into the form that the engine takes.
 
         Parameters
         ----------
         job : Any
-            The sentences: a `Job` to translate, or a `TrainingJob`.
+            A `Job` to translate, or a `TrainingJob`.
 
         Returns
         -------
         Callable[[], Any]
-            What does the work, and is timed.
+            The function that does the work, and is timed.
         """
 
     @classmethod
@@ -104,7 +104,7 @@ class Engine(ABC):
 
 
 class Translator(Engine):
-    """Translate with one library.
+    """An engine that translates.
 
     Parameters
     ----------
@@ -115,11 +115,11 @@ class Translator(Engine):
     """
 
     lengths: ClassVar[tuple[str, ...]] = LENGTHS
-    is_rounded: ClassVar[bool] = False  # to eight bits: outputs need not be those of single precision
+    is_quantised: ClassVar[bool] = False  # outputs need not be those of single precision
 
     @abstractmethod
-    def words(self, outputs: Any) -> list[list[int]]:
-        """Read the words of outputs.
+    def tokens(self, outputs: Any) -> list[list[int]]:
+        """Read the token ids of outputs.
 
         Parameters
         ----------
@@ -129,17 +129,17 @@ class Translator(Engine):
         Returns
         -------
         list[list[int]]
-            Words of each sentence, without start, end and padding.
+            Token ids of each output, without start, EOS and padding tokens.
         """
 
 
 class _TorchTranslator(Translator):
-    """What engines have in common that translate with `generate()` of transformers."""
+    """An engine that translates with `generate()` of transformers."""
 
     model: Any
 
     def prepare(self, job: Job) -> Callable[[], Any]:
-        """Pad the sentences and set the options of `generate()`."""
+        """Pad the batch and set the options of `generate()`."""
         config = self.model.config
         sources = [torch.tensor(source) for source in job.sources]
         input_ids = pad_sequence(sources, batch_first=True, padding_value=config.pad_token_id)
@@ -147,8 +147,8 @@ class _TorchTranslator(Translator):
         options = self._options(job)
         return lambda: self.model.generate(input_ids, attention_mask=attention_mask, **options)
 
-    def words(self, outputs: Any) -> list[list[int]]:
-        """Cut the rows of a tensor."""
+    def tokens(self, outputs: Any) -> list[list[int]]:
+        """Cut off the start token, and everything from the EOS token on."""
         config = self.model.config
         rows = []
         for row in outputs[:, 1:].tolist():
@@ -169,7 +169,7 @@ class _TorchTranslator(Translator):
 
 
 class Vaswani(_TorchTranslator):
-    """Translate with this package: the paper's search.
+    """Translate with this package: the paper's beam search.
 
     Parameters
     ----------
@@ -187,12 +187,12 @@ class Vaswani(_TorchTranslator):
 
     def _options(self, job: Job) -> dict[str, Any]:
         if job.lengths == "free":
-            return {"num_beams": job.beams}  # the limit stands in the paper's options
+            return {"num_beams": job.beams}  # the paper's generation configuration has the limit
         return super()._options(job)
 
 
 class VaswaniInt8(Vaswani):
-    """Translate with this package, with weights that torchao rounds to eight bits.
+    """Translate with this package and weights that torchao quantises to eight bits.
 
     Parameters
     ----------
@@ -204,7 +204,7 @@ class VaswaniInt8(Vaswani):
 
     name = "vaswani-int8"
     package = "torchao"
-    is_rounded = True
+    is_quantised = True
 
     def __init__(self, model: VaswaniForConditionalGeneration, threads: int) -> None:
         from torchao.quantization import Int8DynamicActivationInt8WeightConfig, quantize_
@@ -219,7 +219,7 @@ class Marian(_TorchTranslator):
     Parameters
     ----------
     model : VaswaniForConditionalGeneration
-        The model whose weights are carried.
+        The model whose weights are converted.
     threads : int
         Not used: torch has its number of threads for the whole process.
     """
@@ -247,15 +247,15 @@ class CTranslate2(Translator):
     Parameters
     ----------
     model : VaswaniForConditionalGeneration
-        The model whose weights are carried.
+        The model whose weights are converted.
     threads : int
-        Threads of its products.
+        Threads of its matrix products.
 
     Notes
     -----
-    It has no means to end each sentence at a length of its own. Where the end symbol is forbidden it divides the end's
-    probability among the other words, which the other engines do not: with equal lengths its outputs are the same only
-    where the end is improbable, as with random weights and many words.
+    It cannot end each sequence at a length of its own. Where the EOS token is forbidden it divides the probability of
+    that token among the others, which the other engines do not: with equal lengths its outputs are the same only where
+    EOS is improbable, as with random weights and a large vocabulary.
     """
 
     name = "ctranslate2"
@@ -273,8 +273,8 @@ class CTranslate2(Translator):
             )
 
     def prepare(self, job: Job) -> Callable[[], Any]:
-        """Write the ids in digits and set the options of the search."""
-        sources = [[str(word) for word in source] for source in job.sources]
+        """Write the token ids in digits and set the options of beam search."""
+        sources = [[str(token) for token in source] for source in job.sources]
         longest = max(job.targets)
         options = {
             "beam_size": job.beams,
@@ -285,25 +285,25 @@ class CTranslate2(Translator):
         }
         return lambda: self._translator.translate_batch(sources, **options)
 
-    def words(self, outputs: Any) -> list[list[int]]:
+    def tokens(self, outputs: Any) -> list[list[int]]:
         """Read the best hypotheses."""
-        return [[int(word) for word in result.hypotheses[0]] for result in outputs]
+        return [[int(token) for token in result.hypotheses[0]] for result in outputs]
 
 
 class CTranslate2Int8(CTranslate2):
-    """Translate with CTranslate2 and weights of eight bits.
+    """Translate with CTranslate2 and weights quantised to eight bits.
 
     Parameters
     ----------
     model : VaswaniForConditionalGeneration
-        The model whose weights are carried.
+        The model whose weights are converted.
     threads : int
-        Threads of its products.
+        Threads of its matrix products.
     """
 
     name = "ctranslate2-int8"
     compute_type = "int8"
-    is_rounded = True
+    is_quantised = True
 
 
 def power_penalty(job: Job) -> float:
@@ -312,16 +312,16 @@ def power_penalty(job: Job) -> float:
     Parameters
     ----------
     job : Job
-        Sentences, whose mean length counts.
+        The batch, whose mean source length counts.
 
     Returns
     -------
     float
-        The exponent a. With each word, the paper's ((5 + L) / 6)^alpha grows by alpha / (5 + L) of its value, and L^a
-        by a / L.
+        The exponent a. With each token, the paper's ((5 + L) / 6)^p grows by p / (5 + L) of its value, and L^a by
+        a / L.
     """
     length = sum(map(len, job.sources)) / len(job.sources)
-    return ALPHA * length / (5 + length)
+    return LENGTH_PENALTY * length / (5 + length)
 
 
 ENGINES: dict[str, type[Translator]] = {

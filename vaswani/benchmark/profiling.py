@@ -15,11 +15,11 @@ KINDS = {
     "encode": "the encoder's layers",
     "project_source": "keys and values of the source, for every layer of the decoder",
     "decode_step": "the decoder's layers",
-    "best_continuations": "products with the output embedding, and the search for the best tokens",
-    "score_tokens": "products with the output embedding, where processors want to see all scores",
-    "top_k_rows": "the search for the best tokens among processed scores",
+    "best_continuations": "products with the output embedding, and the best tokens of each beam",
+    "score_tokens": "products with the output embedding, where logits processors need all scores",
+    "top_k_rows": "the best tokens among processed scores",
     "fingerprint": "seeing whether weights have changed since the last call",
-    REST: "the interpreter, transformers, processors and small operators of torch",
+    REST: "the interpreter, transformers, logits processors and small operators of torch",
 }
 
 
@@ -55,7 +55,7 @@ def profile(engine: Engine, job: Job) -> dict[str, float]:
     engine : Engine
         Our own engine.
     job : Job
-        The sentences.
+        The batch.
 
     Returns
     -------

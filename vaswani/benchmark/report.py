@@ -19,19 +19,19 @@ from .workload import Cell
 
 PACKAGES = ("vaswani", "torch", "transformers", "ctranslate2")
 MEGABYTE = 2**20
-# Columns that hold words, not numbers.
-WORD_COLUMNS = ("size", "lengths", "batches", "engine")
+# Columns of text; the others are numbers.
+TEXT_COLUMNS = ("size", "lengths", "batches", "engine")
 # What is the same for all engines.
 TASK_LINES = {
-    Cell.task: "single precision, the same weights; words in a sentence",
-    TrainingCell.task: f"Adam, dropout {DROPOUT}, label smoothing {SMOOTHING}, single precision, the same weights but "
-    "for those of bart; tokens in a pair",
+    Cell.task: "single precision, the same weights; tokens in a source",
+    TrainingCell.task: f"Adam, dropout {DROPOUT}, label smoothing {SMOOTHING}, single precision, the same weights "
+    "except those of bart; tokens in a pair",
 }
 # Why an engine does not take part in a task.
 UNABLE = {
     Cell.task: {
         "bart": "its weights cannot be those of vaswani, so that outputs could not be compared",
-        "torch": "it has no search",
+        "torch": "it has no beam search",
     },
     TrainingCell.task: {"ctranslate2": "it only translates"},
 }
@@ -97,7 +97,7 @@ def task_headline(task: str, mean_lengths: dict[str, float], peers: Sequence[str
     task : str
         "generation" or "training".
     mean_lengths : dict[str, float]
-        Mean words of a sentence, or of both sides of a pair, for each size.
+        Mean number of tokens of a source, or of both sides of a pair, for each size.
     peers : Sequence[str]
         Peers that were asked for.
 
@@ -126,8 +126,7 @@ def speed_table(results: Sequence[CellResult]) -> list[str]:
         Lines of text.
     """
     is_training = isinstance(results[0].cell, TrainingCell)
-    words = "tokens" if is_training else "words"
-    header = [*_cell_header(results[0].cell), "agree", "ratio", "quartiles", "best s", f"{words}/s", "of peak"]
+    header = [*_cell_header(results[0].cell), "agree", "ratio", "quartiles", "best s", "tokens/s", "of peak"]
     rows = [
         [*_cell_columns(result.cell), timing.engine, *_speed_columns(result, timing)]
         for result in results
@@ -140,25 +139,24 @@ def speed_table(results: Sequence[CellResult]) -> list[str]:
             f"best s: the fastest round's time of a step on each of {BATCHES_IN_A_ROUND} batches",
         ]
     else:
-        notes.append("agree: share of sentences with vaswani's output; best s: the fastest round's time of a call")
+        notes.append("agree: share of exact matches with vaswani's outputs; best s: the fastest round's time of a call")
     notes.append(
-        f"{words}/s and of peak (share of a large matrix product's operations a second): at that time, no padding "
-        "counted"
+        "tokens/s and of peak (share of a large matrix product's operations a second): at that time, without padding"
     )
     cells = [(result.cell, result.left_out) for result in results if isinstance(result.cell, Cell)]
     left_out = dict.fromkeys((engine, cell.lengths) for cell, engines in cells for engine in engines)
-    notes += [f"{engine} is left out of {lengths} lengths: it has no means for them" for engine, lengths in left_out]
+    notes += [f"{engine} is left out of {lengths} lengths: it cannot force them" for engine, lengths in left_out]
     if any(cell.lengths == "free" for cell, _ in cells):
         notes.append("free lengths: each engine has its own form of the length penalty, so outputs may differ")
-    return [*aligned([header, *rows], _word_columns(header)), *notes]
+    return [*aligned([header, *rows], _text_columns(header)), *notes]
 
 
 def _cell_header(cell: Cell | TrainingCell) -> list[str]:
     return [*(field.name for field in fields(cell)), "engine"]
 
 
-def _word_columns(header: list[str]) -> list[int]:
-    return [number for number, name in enumerate(header) if name in WORD_COLUMNS]
+def _text_columns(header: list[str]) -> list[int]:
+    return [number for number, name in enumerate(header) if name in TEXT_COLUMNS]
 
 
 def _cell_columns(cell: Cell | TrainingCell) -> list[str]:
@@ -196,7 +194,7 @@ def _derived(result: CellResult, timing: Timing) -> dict[str, Any]:
     lower, median, upper = ratio(timing, result.timings[0])
     return {
         "best_seconds": best,
-        "words_per_second": result.words / best,
+        "words_per_second": result.tokens / best,
         "share_of_peak": result.operations / best / result.peak,
         "ratio": median,
         "ratio_quartiles": [lower, upper],
@@ -224,7 +222,7 @@ def memory_table(memory: Sequence[tuple[Cell | TrainingCell, dict[str, list[int]
             share = f"{ours / theirs:.2f}" if theirs else "-"
             rows.append([*_cell_columns(cell), engine, f"{theirs / MEGABYTE:,.0f}", share])
     return [
-        *aligned(rows, _word_columns(rows[0])),
+        *aligned(rows, _text_columns(rows[0])),
         "MiB: the most that a call adds to its process after a warm-up; below 1 vaswani needs less",
     ]
 
@@ -252,15 +250,15 @@ def profile_table(cell: Cell, shares: dict[str, float]) -> list[str]:
     ]
 
 
-def aligned(rows: list[list[str]], words: Sequence[int]) -> list[str]:
-    """Put columns below each other: those of words to the left, those of numbers to the right.
+def aligned(rows: list[list[str]], text_columns: Sequence[int]) -> list[str]:
+    """Align columns: those of text to the left, those of numbers to the right.
 
     Parameters
     ----------
     rows : list[list[str]]
         The cells of each row.
-    words : Sequence[int]
-        Columns of words.
+    text_columns : Sequence[int]
+        Ranks of the columns of text.
 
     Returns
     -------
@@ -270,7 +268,7 @@ def aligned(rows: list[list[str]], words: Sequence[int]) -> list[str]:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         "  ".join(
-            text.ljust(width) if column in words else text.rjust(width)
+            text.ljust(width) if column in text_columns else text.rjust(width)
             for column, (text, width) in enumerate(zip(row, widths, strict=True))
         ).rstrip()
         for row in rows
@@ -294,7 +292,7 @@ def speed_as_json(result: CellResult) -> dict[str, Any]:
     return {
         **asdict(result.cell),
         "size": Path(result.cell.size).name,  # no folder of this machine
-        "words": result.words,
+        "words": result.tokens,
         "operations": result.operations,
         "peak_operations_per_second": result.peak,
         "engines": engines,
@@ -334,7 +332,7 @@ def complaint(results: Sequence[CellResult]) -> str | None:
             f"{timing.engine} agrees for {_agreement(result, timing)} ({result.cell})" for timing in result.disagreeing
         ]
     demands = {
-        Cell.task: f"Outputs must agree for {AGREEMENT:.0%} of sentences",
+        Cell.task: f"Outputs must agree for {AGREEMENT:.0%} of sequences",
         TrainingCell.task: f"Losses must agree for {1 - LOSS_DIFFERENCE:.1%}",
     }
     sentences = [

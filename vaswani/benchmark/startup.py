@@ -92,8 +92,8 @@ def run_startup(imports: int = IMPORTS, starts: int = STARTS) -> dict[str, Any]:
     Notes
     -----
     A stage ends where the next one begins, and the first begins where this process starts the other: their sum is the
-    time to the first translation. Random weights do not end their sentence, so it has all words that the paper's
-    search allows, 50 more than its source.
+    time to the first translation. Random weights do not end their output, so it has all tokens that the paper's
+    generation configuration allows, 50 more than its source.
     """
     measured: dict[str, Any] = {"import": [json.loads(_python(IMPORT)) for _ in range(imports)], "start": []}
     with tempfile.TemporaryDirectory() as folder:
@@ -112,8 +112,8 @@ def _python(code: str, *arguments: str) -> str:
     command = [sys.executable, "-c", code, *arguments]
     finished = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     if finished.returncode != 0:
-        last_words = " ".join(finished.stderr.split("\n")[-3:])
-        raise ChildProcessError(f"A fresh process ended with exit code {finished.returncode}: {last_words}")
+        last_lines = " ".join(finished.stderr.split("\n")[-3:])
+        raise ChildProcessError(f"A fresh process ended with exit code {finished.returncode}: {last_lines}")
     return finished.stdout
 
 

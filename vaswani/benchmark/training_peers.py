@@ -27,7 +27,7 @@ DROPOUT, SMOOTHING = 0.1, 0.1
 
 
 class Trainer(Engine):
-    """Train with one library.
+    """An engine that trains.
 
     Parameters
     ----------
@@ -41,7 +41,7 @@ class Trainer(Engine):
     Adam's learning rate is 0: a step is the same work, but weights stay as they are, so that every round does the same
     and losses can be compared at any time.
 
-    The paper divides the smoothing among the other V - 1 words, torch and transformers among all V. There a smoothing
+    The paper divides the smoothing among the other V - 1 tokens, torch and transformers among all V. There a smoothing
     of eps V / (V - 1) is the same loss.
     """
 
@@ -123,7 +123,7 @@ class Trainer(Engine):
 
 
 class VaswaniTraining(Trainer):
-    """Train with this package: words without padding, and a loss that never keeps all logits.
+    """Train with this package: an unpadded batch, and a loss that never keeps all logits.
 
     Parameters
     ----------
@@ -150,7 +150,7 @@ class VaswaniTraining(Trainer):
 
 
 class _TransformersTraining(Trainer):
-    """What the models of transformers have in common: their Trainer's label smoother."""
+    """An engine that trains a model of transformers, with the label smoother of its Trainer."""
 
     def _loss(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
         inputs = {name: batch[name] for name in ("input_ids", "attention_mask", "decoder_input_ids")}
@@ -164,7 +164,7 @@ class MarianTraining(_TransformersTraining):
     Parameters
     ----------
     model : VaswaniForConditionalGeneration
-        The model whose weights are carried.
+        The model whose weights are converted.
     threads : int
         Not used: torch has its number of threads for the whole process.
     """
@@ -187,7 +187,7 @@ class BartTraining(_TransformersTraining):
 
     Notes
     -----
-    Its positions are learnt and its embeddings are normalised, so the weights cannot be carried: they are random, and
+    Its positions are learnt and its embeddings are normalised, so the weights cannot be converted: they are random, and
     its loss is not compared.
     """
 
@@ -203,7 +203,7 @@ class BartTraining(_TransformersTraining):
 
 
 class TorchTransformer(nn.Module):
-    """Carry the weights of a model to `torch.nn.Transformer`, with embedding and projection around it.
+    """`torch.nn.Transformer` with the weights of a model, between embedding and output embedding.
 
     Parameters
     ----------
@@ -213,12 +213,12 @@ class TorchTransformer(nn.Module):
     Raises
     ------
     ValueError
-        If the model has what the peers have not.
+        If the model has what the peers lack.
 
     Notes
     -----
-    torch ends both stacks with one more normalisation and drops attention weights and activations, which the paper
-    does not; here it is without. Attention has biases there; they are zero where the model has none.
+    torch ends both stacks with one more layer normalisation and applies dropout to attention weights and activations,
+    which the paper does not; here it does neither. Its attention has biases; they are zero where the model has none.
     """
 
     positions: torch.Tensor
@@ -255,21 +255,21 @@ class TorchTransformer(nn.Module):
             self.embedding.weight.copy_(model.get_input_embeddings().weight)  # type: ignore[arg-type]
         for stack, own in ((encoder, model.model.encoder), (decoder, model.model.decoder)):
             for layer, own_layer in zip(stack.layers, own.layers, strict=True):
-                _carry_layer(layer, own_layer)
+                _copy_layer(layer, own_layer)
 
     def forward(
         self, input_ids: torch.Tensor, attention_mask: torch.Tensor, decoder_input_ids: torch.Tensor
     ) -> torch.Tensor:
-        """Score the next word at every target position.
+        """Compute the logits of the next token at every target position.
 
         Parameters
         ----------
         input_ids : torch.Tensor
-            Source words, of shape (batch, source).
+            Source token ids, of shape (batch, source).
         attention_mask : torch.Tensor
-            1 for a real source word, 0 for padding.
+            1 for a real source token, 0 for padding.
         decoder_input_ids : torch.Tensor
-            Target words shifted right by one, of shape (batch, target).
+            Target token ids shifted right by one, of shape (batch, target).
 
         Returns
         -------
@@ -288,27 +288,27 @@ class TorchTransformer(nn.Module):
         )
         return nn.functional.linear(states, self.embedding.weight)
 
-    def _embed(self, words: torch.Tensor) -> torch.Tensor:
-        embedded: torch.Tensor = self.dropout(self.embedding(words) * self.scale + self.positions[: words.shape[1]])
+    def _embed(self, ids: torch.Tensor) -> torch.Tensor:
+        embedded: torch.Tensor = self.dropout(self.embedding(ids) * self.scale + self.positions[: ids.shape[1]])
         return embedded
 
 
-def _carry_layer(layer: Any, own: Any) -> None:
-    """Carry one layer, and leave dropout only where the paper has it."""
+def _copy_layer(layer: Any, own: Any) -> None:
+    """Copy the weights of one layer, and leave dropout only where the paper has it."""
     attentions = [(layer.self_attn, own.self_attn)]
     norms = [(layer.norm1, own.self_attn_layer_norm), (layer.norm2, own.feed_forward_layer_norm)]
     if hasattr(own, "encoder_attn"):
         attentions.append((layer.multihead_attn, own.encoder_attn))
         norms[1:] = [(layer.norm2, own.encoder_attn_layer_norm), (layer.norm3, own.feed_forward_layer_norm)]
     for attention, own_attention in attentions:
-        _carry_attention(attention, own_attention)
+        _copy_attention(attention, own_attention)
     for module, own_module in [*norms, (layer.linear1, own.feed_forward.fc1), (layer.linear2, own.feed_forward.fc2)]:
         module.load_state_dict(own_module.state_dict())
     layer.dropout.p = 0.0
 
 
 @torch.no_grad()
-def _carry_attention(attention: nn.MultiheadAttention, own: Any) -> None:
+def _copy_attention(attention: nn.MultiheadAttention, own: Any) -> None:
     projections = [own.q_proj, own.k_proj, own.v_proj]
     attention.dropout = 0.0
     attention.in_proj_weight.copy_(torch.cat([projection.weight for projection in projections]))
@@ -328,7 +328,7 @@ class TorchTraining(Trainer):
     Parameters
     ----------
     model : VaswaniForConditionalGeneration
-        The model whose weights are carried.
+        The model whose weights are converted.
     threads : int
         Not used: torch has its number of threads for the whole process.
     """

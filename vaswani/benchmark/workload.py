@@ -1,4 +1,4 @@
-"""The workload: which models translate or learn which sentences, and how many operations that needs at least."""
+"""The workload: which models translate or learn which sequences, and how many operations that needs at least."""
 
 import itertools
 import logging
@@ -21,13 +21,13 @@ from ..tokenization_vaswani import VaswaniTokenizer, logger
 SIZES = ("base", "tiny")
 LENGTHS = ("equal", "ragged", "free")
 
-# The paper's search, section 6.1: every engine has its beams, its length penalty and its limit.
+# The paper's generation configuration, section 6.1: every engine has its beams, its length penalty and its limit.
 PAPER: Any = paper_generation_config(VaswaniConfig())
-BEAMS, ALPHA, WORDS_BEYOND_SOURCE = PAPER.num_beams, PAPER.length_penalty, PAPER.max_tokens_beyond_input
+BEAMS, LENGTH_PENALTY, TOKENS_BEYOND_SOURCE = PAPER.num_beams, PAPER.length_penalty, PAPER.max_tokens_beyond_input
 
-# Of a file that many lines are read, of the package's own grammar that many sentences are made.
+# How many lines of a file are read, and how many sentences the package's own grammar makes.
 LINES_READ, SENTENCES_MADE = 100_000, 5_000
-# Sentences with more pieces are left out: the engines have tables of positions.
+# Sequences with more tokens are left out: the engines have tables of positions.
 LONGEST = 900
 # What the queries of random weights are multiplied by.
 SHARPNESS = 8
@@ -35,21 +35,21 @@ SHARPNESS = 8
 
 @dataclass(frozen=True)
 class Cell:
-    """Name one measurement.
+    """The settings of one measurement.
 
     Parameters
     ----------
     size : str
         "base", "tiny", or the folder of a trained model.
     batch : int
-        Sentences that are translated together.
+        Sequences in a batch.
     threads : int
         Threads of each engine.
     lengths : str
         "equal" where all outputs are forced to one length, "ragged" where each is forced to its own, "free" where the
         model ends them.
     beams : int, default=BEAMS
-        Beams of the search; 1 is greedy search.
+        Number of beams; 1 is greedy search.
     """
 
     task: ClassVar[str] = "generation"
@@ -66,18 +66,18 @@ class Cell:
 
 @dataclass(frozen=True)
 class Job:
-    """Hold sentences to translate together.
+    """A batch to translate.
 
     Parameters
     ----------
     sources : list[list[int]]
-        Words of each sentence, the end symbol included.
+        Token ids of each sequence, with its EOS token.
     lengths : str
         "equal", "ragged" or "free".
     targets : list[int]
-        Words that each output has, end symbol included; at most, if lengths are free.
+        Number of tokens of each output, with its EOS token; the most that it may have, if lengths are free.
     beams : int, default=BEAMS
-        Beams of the search; 1 is greedy search.
+        Number of beams; 1 is greedy search.
     """
 
     sources: list[list[int]]
@@ -91,7 +91,7 @@ class Job:
         Returns
         -------
         "Job"
-            The first sentence alone.
+            The first sequence alone.
         """
         return make_job(self.sources[:1], self.lengths, self.beams)
 
@@ -107,8 +107,8 @@ def config_of(size: str) -> VaswaniConfig:
     Returns
     -------
     VaswaniConfig
-        The configuration. In models with random weights the padding symbol starts the decoder and the normalisation's
-        epsilon is 1e-5, as the peers have it by default.
+        The configuration. In models with random weights the padding token starts the decoder and the epsilon of layer
+        normalisation is 1e-5, as the peers have it by default.
     """
     if size in SIZES:
         return preset(size, layer_norm_eps=1e-5, decoder_start_token_id=0)
@@ -126,7 +126,7 @@ def build_model(size: str) -> VaswaniForConditionalGeneration:
     Returns
     -------
     VaswaniForConditionalGeneration
-        The model, in evaluation mode, with the paper's search.
+        The model, in evaluation mode, with the paper's generation configuration.
     """
     if size in SIZES:
         torch.manual_seed(0)
@@ -148,14 +148,16 @@ def diversify(model: VaswaniForConditionalGeneration) -> None:
 
     Notes
     -----
-    Fresh weights make nearly every output one word again and again, the same for most sources, and wrong engines would
-    agree. Sharp attention makes outputs depend on the source, and random signs in the last normalisation keep a word
-    from being its own likeliest successor. Special symbols have no weight in the embedding, so that no search finds
-    them likely: some forbid them, some do not. All engines get the same changed weights.
+    With fresh weights nearly every output repeats one token, the same for most sources, and wrong engines would agree.
+    Sharp attention makes outputs depend on the source, and random signs in the last layer normalisation keep a token
+    from being its own likeliest successor. Special tokens have a zero embedding, so that no engine finds them likely:
+    some forbid them, some do not. All engines get the same changed weights.
     """
     config = model.config
     special = [
-        word for word in (config.pad_token_id, config.bos_token_id, config.decoder_start_token_id) if word is not None
+        token
+        for token in (config.pad_token_id, config.bos_token_id, config.decoder_start_token_id)
+        if token is not None
     ]
     last: Any = model.model.decoder.layers[-1]
     embedding: Any = model.get_input_embeddings()
@@ -169,7 +171,7 @@ def diversify(model: VaswaniForConditionalGeneration) -> None:
 
 
 def tokenized_sentences(size: str, file: Path | None, count: int) -> list[list[int]]:
-    """Choose sentences at random, always the same ones, and turn them into words of a model.
+    """Choose sentences at random, always the same ones, and tokenise them.
 
     Parameters
     ----------
@@ -183,7 +185,7 @@ def tokenized_sentences(size: str, file: Path | None, count: int) -> list[list[i
     Returns
     -------
     list[list[int]]
-        Words of each sentence, the end symbol included.
+        Token ids of each sequence, with its EOS token.
 
     Raises
     ------
@@ -198,12 +200,12 @@ def tokenized_sentences(size: str, file: Path | None, count: int) -> list[list[i
     tokenizer = learn_tokenizer(size, texts)
     chosen: list[list[int]] = []
     for text in texts:
-        words = tokenizer(text)["input_ids"]
-        if len(words) <= LONGEST:
-            chosen.append(words)
+        tokens = tokenizer(text)["input_ids"]
+        if len(tokens) <= LONGEST:
+            chosen.append(tokens)
         if len(chosen) == count:
             return chosen
-    raise ValueError(f"{file} has {len(chosen)} sentences of at most {LONGEST} pieces; {count} are needed.")
+    raise ValueError(f"{file} has {len(chosen)} sentences of at most {LONGEST} tokens; {count} are needed.")
 
 
 def learn_tokenizer(size: str, texts: list[str]) -> Any:
@@ -223,7 +225,7 @@ def learn_tokenizer(size: str, texts: list[str]) -> Any:
 
     Notes
     -----
-    There is no advice that a vocabulary is smaller than asked for: here that is right.
+    The tokenizer does not warn here that a vocabulary is smaller than asked for: that is expected.
     """
     if size not in SIZES:
         return AutoTokenizer.from_pretrained(size, trust_remote_code=False)
@@ -236,28 +238,28 @@ def learn_tokenizer(size: str, texts: list[str]) -> Any:
 
 
 def make_job(sources: list[list[int]], lengths: str, beams: int = BEAMS) -> Job:
-    """Set the lengths of outputs.
+    """Make a batch with given output lengths.
 
     Parameters
     ----------
     sources : list[list[int]]
-        Words of each sentence, the end symbol included.
+        Token ids of each sequence, with its EOS token.
     lengths : str
         "equal" for the mean length of the sources, "ragged" for the length of each source, "free" for the paper's
         limit.
     beams : int, default=BEAMS
-        Beams of the search.
+        Number of beams.
 
     Returns
     -------
     Job
-        Sentences and lengths.
+        The batch.
     """
     own = [len(source) for source in sources]
     if lengths == "equal":
         own = [round(sum(own) / len(own))] * len(own)
     elif lengths == "free":
-        own = [length + WORDS_BEYOND_SOURCE for length in own]
+        own = [length + TOKENS_BEYOND_SOURCE for length in own]
     return Job(sources, lengths, own, beams)
 
 
@@ -269,17 +271,17 @@ def operations(config: VaswaniConfig, sources: list[int], targets: list[int], be
     config : VaswaniConfig
         Dimensions of the model.
     sources : list[int]
-        Words of each source.
+        Number of tokens of each source.
     targets : list[int]
-        Words of each output.
+        Number of tokens of each output.
     beams : int, default=BEAMS
-        Beams of the search.
+        Number of beams.
 
     Returns
     -------
     int
-        Two for each multiplication in a matrix product: the encoder on every source word, keys and values of every
-        source word for the decoder, and the decoder on every output word of every beam.
+        Two for each multiplication in a matrix product: the encoder on every source token, keys and values of every
+        source token for the decoder, and the decoder on every output token of every beam.
     """
     return 2 * _multiplications(config, sources, targets, beams)
 
@@ -292,9 +294,9 @@ def training_operations(config: VaswaniConfig, sources: list[int], targets: list
     config : VaswaniConfig
         Dimensions of the model.
     sources : list[int]
-        Words of each source.
+        Number of tokens of each source.
     targets : list[int]
-        Words of each target.
+        Number of tokens of each target.
 
     Returns
     -------
@@ -314,17 +316,17 @@ def _multiplications(config: VaswaniConfig, sources: list[int], targets: list[in
         encoder = attention + feed_forward + source * (keys + values)
         total += source * config.encoder_layers * encoder
         total += source * config.decoder_layers * config.d_model * (keys + values)
-        own_past = target * (target + 1) // 2 * (keys + values)
+        past = target * (target + 1) // 2 * (keys + values)
         decoder = attention + config.d_model * (keys + values) + feed_forward + source * (keys + values)
         rows = target * (config.decoder_layers * decoder + config.d_model * config.vocab_size)
-        total += beams * (rows + config.decoder_layers * own_past)
+        total += beams * (rows + config.decoder_layers * past)
     return total
 
 
 __all__ = [
-    "ALPHA",
     "BEAMS",
     "LENGTHS",
+    "LENGTH_PENALTY",
     "LINES_READ",
     "LONGEST",
     "SENTENCES_MADE",

@@ -1,4 +1,4 @@
-"""`vaswani demo`: a model that learns a small language in minutes."""
+"""`vaswani demo`: train a small model in minutes, and try it."""
 
 import argparse
 from pathlib import Path
@@ -7,7 +7,7 @@ from .options import positive
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    """Add what the command takes.
+    """Add the options of the command.
 
     Parameters
     ----------
@@ -24,7 +24,7 @@ def run(options: argparse.Namespace) -> None:
     Parameters
     ----------
     options : argparse.Namespace
-        What the command line gave.
+        Parsed arguments.
     """
     from .. import demo
 

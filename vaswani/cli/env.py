@@ -26,7 +26,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     command : argparse.ArgumentParser
         Parser of the command.
     """
-    command.add_argument("--model", help="model whose paths are explained (default: the model in the box)")
+    command.add_argument("--model", help="model whose paths are explained (default: the one of this package)")
 
 
 def run(options: argparse.Namespace) -> None:
@@ -35,7 +35,7 @@ def run(options: argparse.Namespace) -> None:
     Parameters
     ----------
     options : argparse.Namespace
-        The parsed options.
+        Parsed arguments.
     """
     import torch
     from transformers import AutoModelForSeq2SeqLM

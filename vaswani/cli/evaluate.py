@@ -5,23 +5,23 @@ import json
 from pathlib import Path
 from typing import Any
 
-from .options import add_models, add_search, load_translator, search_options
+from .options import add_generation, add_models, generation_options, load_translator
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    """Add what the command takes.
+    """Add the options of the command.
 
     Parameters
     ----------
     command : argparse.ArgumentParser
         Parser of the command.
     """
-    references = "files with right translations, a sentence in each line"
+    references = "files with reference translations, a sentence in each line"
     command.add_argument("--reference", type=Path, nargs="+", required=True, help=references)
     command.add_argument("--hypothesis", type=Path, help="file with the translations to score")
     command.add_argument("--source", type=Path, help="file to translate with a model")
     add_models(command)
-    add_search(command)
+    add_generation(command)
     command.add_argument("--target-language", default="de", help="code of the language (%(default)s)")
     command.add_argument("--tokenize", metavar="NAME", help="tokenizer of sacreBLEU (default: the language's)")
     command.add_argument("--output", type=Path, help="file for the results too; it must not exist")
@@ -33,15 +33,15 @@ def run(options: argparse.Namespace) -> None:
     Parameters
     ----------
     options : argparse.Namespace
-        What the command line gave.
+        Parsed arguments.
     """
     from ..data.text_files import check_output, read_aligned
     from ..inference.evaluation import evaluate_translations
 
     if bool(options.hypothesis) == bool(options.source):
         raise ValueError("Give either --hypothesis, or --source and the model that translates it.")
-    if options.hypothesis and (options.model or search_options(options)):
-        raise ValueError("--model, --beams and --length-penalty are for --source; --hypothesis is translated already.")
+    if options.hypothesis and (options.model or generation_options(options)):
+        raise ValueError("--model, --beams and --length-penalty are for --source; --hypothesis is already translated.")
     if options.output:
         check_output(options.output, "choose another file")
     lines, *references = read_aligned([options.hypothesis or options.source, *options.reference])
@@ -52,7 +52,7 @@ def run(options: argparse.Namespace) -> None:
     if options.source:
         from ..hub.results import search_facts
 
-        translator = load_translator(options, **search_options(options))
+        translator = load_translator(options, **generation_options(options))
         made_from["search"] = search_facts(translator.generation_config)
         lines = [best.text for best, *_ in translator.translate(lines)]
     results = evaluate_translations(lines, list(zip(*references, strict=True)), **settings) | made_from

@@ -13,8 +13,8 @@ import vaswani
 COMMANDS = {
     "train": "train a model from a recipe: a name, a YAML file, options, or both; `vaswani train --help` lists them",
     "average": "average the last checkpoints of a run, or those that are named",
-    "translate": "translate sentences, a file, or what another program writes",
-    "score": "tell how probable given translations are: score, log P and length",
+    "translate": "translate sentences, a file, or standard input",
+    "score": "score given translations: score, log-probability and length",
     "evaluate": "score translations of a corpus: BLEU, chrF and the paper's BLEU",
     "card": "write a model's card, from its run's results and an about file",
     "push": "upload a model's folder to the Hub",
@@ -22,7 +22,7 @@ COMMANDS = {
     "env": "print versions, CPU, kernels, threads, devices and fast paths, for a bug report",
     "demo": "learn to translate English into German, in three minutes on two cores",
 }
-# Commands that parse what stands behind them themselves, `--help` included.
+# Commands that parse what follows them themselves, `--help` included.
 OWN_PARSERS = ("train",)
 
 
@@ -32,10 +32,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     Parameters
     ----------
     arguments : Sequence[str] | None, default=None
-        Words after the program's name; by default those of the process.
+        Arguments after the program's name; by default those of the process.
     """
-    words = list(sys.argv[1:] if arguments is None else arguments)
-    called = next((word for word in words if not word.startswith("-")), None)
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    called = next((argument for argument in given if not argument.startswith("-")), None)
     parser = argparse.ArgumentParser("vaswani", description=vaswani.__doc__)
     parser.add_argument("--version", action="version", version=f"vaswani {vaswani.__version__}")
     commands = parser.add_subparsers(title="commands", dest="command", required=True)
@@ -44,13 +44,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if name == called:
             module = import_module(f".{name}", __package__)
             module.add_arguments(command)
-    options, rest = parser.parse_known_args(words)
+    options, rest = parser.parse_known_args(given)
     if rest and options.command not in OWN_PARSERS:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     options.rest = rest
     try:
         module.run(options)
-    except BrokenPipeError:  # nobody reads any more; what Python still holds back has nowhere to go
+    except BrokenPipeError:  # nobody reads any more; what Python has buffered has nowhere to go
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         parser.exit(1)
     except (ValueError, OSError) as error:

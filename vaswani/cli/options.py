@@ -1,4 +1,4 @@
-"""The options that several commands have, and what is made of them."""
+"""Options that several commands share, and what they become."""
 
 import argparse
 import math
@@ -8,26 +8,26 @@ from typing import Any
 from ..hub.shipped import DEFAULT_MODEL
 
 
-def add_search(command: argparse.ArgumentParser) -> None:
-    """Add the options of beam search.
+def add_generation(command: argparse.ArgumentParser) -> None:
+    """Add the options of the generation configuration.
 
     Parameters
     ----------
     command : argparse.ArgumentParser
         Parser of the command.
     """
-    command.add_argument("--beams", type=positive, help="beams of the search (default: the model's; paper: 4)")
-    strength = "strength of the length penalty (default: the model's; paper: 0.6)"
-    command.add_argument("--length-penalty", type=penalty, help=strength)
+    command.add_argument("--beams", type=positive, help="number of beams (default: the model's; paper: 4)")
+    exponent = "exponent of the length penalty (default: the model's; paper: 0.6)"
+    command.add_argument("--length-penalty", type=penalty, help=exponent)
 
 
-def search_options(options: argparse.Namespace) -> dict[str, Any]:
-    """Return the options of beam search that were given.
+def generation_options(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the options of the generation configuration that were given.
 
     Parameters
     ----------
     options : argparse.Namespace
-        What the command line gave.
+        Parsed arguments.
 
     Returns
     -------
@@ -46,23 +46,23 @@ def add_models(command: argparse.ArgumentParser) -> None:
     command : argparse.ArgumentParser
         Parser of the command.
     """
-    models = f"folder or Hub name of the model; several decide together (default: {DEFAULT_MODEL}, of this package)"
+    models = f"folder or Hub name of the model; several are an ensemble (default: {DEFAULT_MODEL}, of this package)"
     command.add_argument("--model", nargs="+", action="extend", metavar="FOLDER_OR_NAME", help=models)
     batch = "source tokens of a batch, padding included, times beams (default: 16384)"
     command.add_argument("--batch-tokens", type=positive, help=batch)
-    longest = "tokens that a sentence may have, its end symbol included (default: 512)"
+    longest = "tokens that a source may have, with its EOS token (default: 512)"
     command.add_argument("--max-source-tokens", type=positive, help=longest)
-    command.add_argument("--device", help="where to work (default: cuda if there is one, or cpu)")
-    command.add_argument("--int8", action="store_true", help="round weights to eight bits: faster on a CPU")
+    command.add_argument("--device", help="torch device (default: cuda if there is one, or cpu)")
+    command.add_argument("--int8", action="store_true", help="quantise weights to eight bits: faster on a CPU")
 
 
 def load_translator(options: argparse.Namespace, **changes: Any) -> Any:
-    """Load the models, without bars and notes that only a programmer wants to see.
+    """Load the models without progress bars.
 
     Parameters
     ----------
     options : argparse.Namespace
-        What the command line gave.
+        Parsed arguments.
     **changes : Any
         Further options of `Translator.from_pretrained`.
 
@@ -83,7 +83,7 @@ def load_translator(options: argparse.Namespace, **changes: Any) -> Any:
     models = options.model or [DEFAULT_MODEL]
     for name in models:
         if " " in name and not Path(name).exists():
-            raise ValueError(f"{name!r} is no model. Sentences stand before --model.")
+            raise ValueError(f"{name!r} is not a model. Sentences go before --model.")
     for name in ("batch_tokens", "max_source_tokens"):
         if getattr(options, name) is not None:
             changes[name] = getattr(options, name)
@@ -95,12 +95,12 @@ def load_translator(options: argparse.Namespace, **changes: Any) -> Any:
 
 
 def penalty(text: str) -> float:
-    """Read the strength of a length penalty.
+    """Parse the exponent of a length penalty.
 
     Parameters
     ----------
     text : str
-        What was typed.
+        The argument.
 
     Returns
     -------
@@ -122,12 +122,12 @@ def penalty(text: str) -> float:
 
 
 def positive(text: str) -> int:
-    """Read a positive whole number.
+    """Parse a positive whole number.
 
     Parameters
     ----------
     text : str
-        What was typed.
+        The argument.
 
     Returns
     -------
@@ -145,4 +145,4 @@ def positive(text: str) -> int:
     return number
 
 
-__all__ = ["add_models", "add_search", "load_translator", "penalty", "positive", "search_options"]
+__all__ = ["add_generation", "add_models", "generation_options", "load_translator", "penalty", "positive"]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    """Add what the command takes.
+    """Add the options of the command.
 
     Parameters
     ----------
@@ -26,7 +26,7 @@ def run(options: argparse.Namespace) -> None:
     Parameters
     ----------
     options : argparse.Namespace
-        What the command line gave.
+        Parsed arguments.
     """
     from transformers.utils import logging
 

@@ -1,4 +1,4 @@
-"""`vaswani score`: how probable given translations are."""
+"""`vaswani score`: scores of given translations by forced decoding."""
 
 import argparse
 import json
@@ -8,7 +8,7 @@ from .options import add_models, load_translator
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    """Add what the command takes.
+    """Add the options of the command.
 
     Parameters
     ----------
@@ -27,7 +27,7 @@ def run(options: argparse.Namespace) -> None:
     Parameters
     ----------
     options : argparse.Namespace
-        What the command line gave.
+        Parsed arguments.
     """
     from ..data.text_files import read_aligned
 

@@ -1,4 +1,4 @@
-"""`vaswani translate`: sentences, a file, or what another program writes."""
+"""`vaswani translate`: sentences, a file, or standard input."""
 
 import argparse
 import contextlib
@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from .options import add_models, add_search, load_translator, positive, search_options
+from .options import add_generation, add_models, generation_options, load_translator, positive
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    """Add what the command takes.
+    """Add the options of the command.
 
     Parameters
     ----------
@@ -26,31 +26,31 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("--nbest", type=positive, default=1, help="translations of each sentence (%(default)s)")
     command.add_argument("--json", action="store_true", help="write sources, translations and scores, as --nbest does")
     prefix = command.add_mutually_exclusive_group()
-    prefix.add_argument("--prefix", metavar="TEXT", help="how every translation shall begin")
-    prefix.add_argument("--prefix-file", type=Path, help="file with the beginning of a translation in each line")
-    add_search(command)
-    long = "what becomes of longer sentences (%(default)s)"
+    prefix.add_argument("--prefix", metavar="TEXT", help="prefix of every translation")
+    prefix.add_argument("--prefix-file", type=Path, help="file with the prefix of a translation in each line")
+    add_generation(command)
+    long = "how to handle longer inputs (%(default)s)"
     command.add_argument("--long-lines", choices=("refuse", "split"), default="refuse", help=long)
     existing = command.add_mutually_exclusive_group()
-    existing.add_argument("--resume", action="store_true", help="go on behind the complete lines of the output")
-    existing.add_argument("--overwrite", action="store_true", help="begin an output that exists anew")
+    existing.add_argument("--resume", action="store_true", help="resume after the last complete line of the output")
+    existing.add_argument("--overwrite", action="store_true", help="overwrite an output that exists")
     command.add_argument("--interactive", action="store_true", help="translate line by line as you type; Ctrl-D ends")
 
 
 def run(options: argparse.Namespace) -> None:
-    """Translate.
+    """Translate and write the translations.
 
     Parameters
     ----------
     options : argparse.Namespace
-        What the command line gave.
+        Parsed arguments.
     """
     from ..data.text_files import open_output, read_lines
     from ..inference.translator import write_translations
 
     interactive = _is_interactive(options)
     _check_files(options)
-    translator = load_translator(options, long_lines=options.long_lines, **search_options(options))
+    translator = load_translator(options, long_lines=options.long_lines, **generation_options(options))
     beams = translator.generation_config.num_beams or 1
     if options.nbest > beams:
         raise ValueError(f"--nbest {options.nbest} needs at least as many beams, but there are {beams}: add --beams.")
@@ -89,11 +89,11 @@ def _check_files(options: argparse.Namespace) -> None:
         if path and options.output and options.output.exists() and path.samefile(options.output):
             raise ValueError(f"{path} is read, so it cannot be the output.")
     if options.output and not (options.resume or options.overwrite):
-        check_output(options.output, "add --resume to go on, --overwrite to begin anew, or choose another")
+        check_output(options.output, "add --resume to go on, --overwrite to start again, or choose another")
 
 
 def _windows(options: argparse.Namespace) -> Iterator[list[str]]:
-    """Read what to translate: in windows of one size, or if it goes from pipe to pipe, in windows of what is there."""
+    """Read the input: in windows of one size, or from pipe to pipe in windows of the lines that have arrived."""
     from ..data.text_files import read_arriving, read_lines
     from ..inference.translator import windows_of
 

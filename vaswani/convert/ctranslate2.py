@@ -9,19 +9,19 @@ from .requirements import POSITIONS, refuse_what_peers_lack
 
 
 def to_ctranslate2(model: VaswaniForConditionalGeneration, folder: str) -> None:
-    """Carry the weights of a model to a folder that CTranslate2 loads.
+    """Convert a model to a folder that CTranslate2 loads.
 
     Parameters
     ----------
     model : VaswaniForConditionalGeneration
         The model.
     folder : str
-        Where to write; it must exist. The words of its vocabulary are the ids, written in digits.
+        Where to write; it must exist. The tokens of its vocabulary are the token ids, written in digits.
 
     Raises
     ------
     ValueError
-        If the model has what the peers have not.
+        If the model has what CTranslate2 lacks.
     """
     from ctranslate2.specs import common_spec, transformer_spec
 
@@ -40,12 +40,12 @@ def to_ctranslate2(model: VaswaniForConditionalGeneration, folder: str) -> None:
         embeddings.weight = _array(module.embed_tokens.weight)
         stack.scale_embeddings = True
         for layer, layer_module in zip(stack.layer, module.layers, strict=True):
-            _carry_layer(layer, layer_module)
-    _carry_linear(spec.decoder.projection, model.lm_head)
+            _copy_layer(layer, layer_module)
+    _copy_linear(spec.decoder.projection, model.lm_head)
 
-    words = [str(word) for word in range(config.vocab_size)]
-    spec.register_source_vocabulary(words)
-    spec.register_target_vocabulary(words)
+    vocabulary = [str(token) for token in range(config.vocab_size)]
+    spec.register_source_vocabulary(vocabulary)
+    spec.register_target_vocabulary(vocabulary)
     spec.config.bos_token = spec.config.decoder_start_token = str(config.decoder_start_token_id)
     spec.config.eos_token = str(config.eos_token_id)
     spec.config.unk_token = str(config.pad_token_id)
@@ -56,37 +56,37 @@ def to_ctranslate2(model: VaswaniForConditionalGeneration, folder: str) -> None:
     spec.save(folder)
 
 
-def _carry_layer(spec: Any, layer: Any) -> None:
-    _carry_attention(spec.self_attention, layer.self_attn, [["q_proj", "k_proj", "v_proj"]])
-    _carry_norm(spec.self_attention.layer_norm, layer.self_attn_layer_norm)
+def _copy_layer(spec: Any, layer: Any) -> None:
+    _copy_attention(spec.self_attention, layer.self_attn, [["q_proj", "k_proj", "v_proj"]])
+    _copy_norm(spec.self_attention.layer_norm, layer.self_attn_layer_norm)
     if hasattr(layer, "encoder_attn"):
-        _carry_attention(spec.attention, layer.encoder_attn, [["q_proj"], ["k_proj", "v_proj"]])
-        _carry_norm(spec.attention.layer_norm, layer.encoder_attn_layer_norm)
-    _carry_linear(spec.ffn.linear_0, layer.feed_forward.fc1)
-    _carry_linear(spec.ffn.linear_1, layer.feed_forward.fc2)
-    _carry_norm(spec.ffn.layer_norm, layer.feed_forward_layer_norm)
+        _copy_attention(spec.attention, layer.encoder_attn, [["q_proj"], ["k_proj", "v_proj"]])
+        _copy_norm(spec.attention.layer_norm, layer.encoder_attn_layer_norm)
+    _copy_linear(spec.ffn.linear_0, layer.feed_forward.fc1)
+    _copy_linear(spec.ffn.linear_1, layer.feed_forward.fc2)
+    _copy_norm(spec.ffn.layer_norm, layer.feed_forward_layer_norm)
 
 
-def _carry_attention(spec: Any, attention: Any, products: list[list[str]]) -> None:
-    """Carry the projections, of which CTranslate2 makes one product where their input is the same."""
+def _copy_attention(spec: Any, attention: Any, products: list[list[str]]) -> None:
+    """Copy the projections, of which CTranslate2 makes one product where their input is the same."""
     from ctranslate2.converters.utils import fuse_linear
     from ctranslate2.specs.common_spec import LinearSpec
 
     for target, names in zip(spec.linear, products, strict=False):  # the last one is the output
         parts = [LinearSpec() for _ in names]
         for part, name in zip(parts, names, strict=True):
-            _carry_linear(part, getattr(attention, name))
+            _copy_linear(part, getattr(attention, name))
         fuse_linear(target, parts)
-    _carry_linear(spec.linear[-1], attention.out_proj)
+    _copy_linear(spec.linear[-1], attention.out_proj)
 
 
-def _carry_linear(spec: Any, linear: Any) -> None:
+def _copy_linear(spec: Any, linear: Any) -> None:
     spec.weight = _array(linear.weight)
     if linear.bias is not None:
         spec.bias = _array(linear.bias)
 
 
-def _carry_norm(spec: Any, norm: Any) -> None:
+def _copy_norm(spec: Any, norm: Any) -> None:
     spec.gamma, spec.beta = _array(norm.weight), _array(norm.bias)
 
 

@@ -1,4 +1,4 @@
-"""Convert a model to Marian: the same function as `MarianMTModel` of transformers."""
+"""Convert a model to Marian: an equal `MarianMTModel` of transformers."""
 
 from typing import Any
 
@@ -44,7 +44,7 @@ def shared_fields(config: VaswaniConfig) -> dict[str, Any]:
 
 
 def to_marian(model: VaswaniForConditionalGeneration) -> MarianMTModel:
-    """Carry the weights of a model to MarianMTModel of transformers.
+    """Convert a model to `MarianMTModel` of transformers.
 
     Parameters
     ----------
@@ -54,18 +54,18 @@ def to_marian(model: VaswaniForConditionalGeneration) -> MarianMTModel:
     Returns
     -------
     MarianMTModel
-        The same function, in evaluation mode.
+        The model with the same outputs, in evaluation mode.
 
     Raises
     ------
     ValueError
-        If the model has what Marian has not.
+        If the model has what Marian lacks.
 
     Notes
     -----
-    Marian's positions are a half of sines and a half of cosines, the paper's alternate: the same but for the order of
-    the d_model entries of every state, so weights are carried with these entries in another order. Attention has
-    biases there; they are zero where the model has none.
+    Marian's positions are a half of sines and a half of cosines, the paper's alternate: only the order of
+    the d_model features differs, so the weights are converted with their features in Marian's order. Its attention has
+    biases; they are zero where the model has none.
     """
     config = model.config
     refuse_what_peers_lack(config)
@@ -77,7 +77,7 @@ def to_marian(model: VaswaniForConditionalGeneration) -> MarianMTModel:
     biases = [name for name in missing if name.endswith("_proj.bias")]
     foreign = [*unexpected, *(name for name in missing if name not in {*biases, "final_logits_bias"})]
     if foreign := [name for name in foreign if "embed_positions" not in name]:
-        raise ValueError(f"These weights could not be carried to Marian: {', '.join(foreign)}.")
+        raise ValueError(f"These weights could not be converted to Marian: {', '.join(foreign)}.")
     parameters = dict(marian.named_parameters())
     for name in biases:
         nn.init.zeros_(parameters[name])
@@ -92,7 +92,7 @@ def _marian_name(name: str) -> str:
 
 
 def _reordered(name: str, weight: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
-    """Return a weight with the entries that belong to states in another order."""
+    """Return a weight with its d_model features in another order."""
     reads_states = ("embed_tokens.weight", "lm_head.weight", "q_proj.weight", "k_proj.weight", "v_proj.weight")
     writes_states = ("out_proj.weight", "out_proj.bias", "fc2.weight", "fc2.bias")
     if name.endswith((*reads_states, "fc1.weight")):

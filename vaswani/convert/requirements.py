@@ -2,7 +2,7 @@
 
 from ..configuration_vaswani import VaswaniConfig
 
-# Rows of the tables of positions that peers have.
+# Length of the peers' tables of positions.
 POSITIONS = 1024
 
 

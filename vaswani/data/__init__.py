@@ -1,3 +1,3 @@
-"""The data: from text files to batches of token ids."""
+"""Data: from text files to batches of token ids."""
 
 __all__: list[str] = []

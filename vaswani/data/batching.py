@@ -1,4 +1,4 @@
-"""The batches: pairs of about equal length together, within a budget of tokens on each side."""
+"""Batches by token budget: pairs of about equal length together, and the collator that pads them."""
 
 import itertools
 from collections.abc import Iterable, Iterator
@@ -37,7 +37,7 @@ class BatchPlan:
     Notes
     -----
     Section 5.1. Which lengths share a batch depends on the lengths alone, so every epoch has as many batches, and a
-    batch is the same whatever the number of devices. Pairs of the same lengths are dealt anew in every epoch.
+    batch is the same whatever the number of devices. Pairs of equal lengths are shuffled in every epoch.
 
     A pair that is longer than the budget on a side is left out, and a warning says how many there are.
     """
@@ -85,10 +85,10 @@ class BatchPlan:
         Returns
         -------
         float
-            Padding over all cells of both sides, each part padded to its own longest sentences.
+            Padding over all positions of both sides, each part padded to its own longest sequences.
         """
-        cells = sum(self._cells(part).sum() for part in self._parts())
-        return float(1 - self.lengths[self.fitting].sum() / cells)
+        positions = sum(self._positions(part).sum() for part in self._parts())
+        return float(1 - self.lengths[self.fitting].sum() / positions)
 
     def fullness(self) -> float:
         """Return how full the batches are on average.
@@ -96,16 +96,16 @@ class BatchPlan:
         Returns
         -------
         float
-            Cells of both sides, each part padded to its own longest sentences, over the budget of both.
+            Positions of both sides, each part padded to its own longest sequences, over the budget of both.
         """
-        cells = sum(self._cells(part).sum() for part in self._parts())
-        return float(cells / (len(self) * self.budget.sum()))
+        positions = sum(self._positions(part).sum() for part in self._parts())
+        return float(positions / (len(self) * self.budget.sum()))
 
     def _parts(self) -> Iterator[Indices]:
         batches = np.split(self._sorted(self.fitting), self.ends[:-1])
         return (part for batch in batches for part in np.array_split(batch, self.parts) if len(part))
 
-    def _cells(self, part: Indices) -> Indices:
+    def _positions(self, part: Indices) -> Indices:
         return len(part) * self.lengths[part].max(axis=0)
 
     def _sorted(self, pairs: Indices) -> Indices:
@@ -115,7 +115,7 @@ class BatchPlan:
 
 
 def _cut(lengths: Indices, budget: Indices) -> list[int]:
-    """Return where batches end, each the longest run of the sorted lengths whose padded rectangles fit the budget."""
+    """Return where batches end, each the longest run of the sorted lengths that fits the budget when padded."""
     ends: list[int] = []
     start, longest_source, longest_target = 0, 0, 0
     source_budget, target_budget = budget.tolist()
@@ -129,7 +129,7 @@ def _cut(lengths: Indices, budget: Indices) -> list[int]:
 
 
 class TokenBudgetSampler(Sampler[list[int]]):
-    """Draw batches of a data set by token budget, part by part.
+    """Batch sampler by token budget, part by part.
 
     Parameters
     ----------
@@ -173,7 +173,7 @@ class TokenBudgetSampler(Sampler[list[int]]):
 
 
 class TokenBudgetStream(IterableDataset[list[dict[str, list[int]]]]):
-    """Draw one process's batches of a stream by token budget, again and again from its beginning.
+    """Iterable data set of one process's batches of a stream by token budget; it starts again when the stream ends.
 
     Parameters
     ----------
@@ -231,12 +231,12 @@ class TokenBudgetStream(IterableDataset[list[dict[str, list[int]]]]):
 
 
 class PairCollator:
-    """Pad the pairs of one part to rectangles.
+    """Data collator: pad the pairs of one part.
 
     Parameters
     ----------
     pad_token_id : int
-        Fills up the source; targets are filled up with -100.
+        Pads the sources; labels are padded with -100.
 
     Notes
     -----
@@ -248,7 +248,7 @@ class PairCollator:
         self.pad_token_id = pad_token_id
 
     def __call__(self, pairs: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
-        """Build the model's input.
+        """Build a batch of the model's inputs.
 
         Parameters
         ----------
@@ -263,16 +263,16 @@ class PairCollator:
         pairs = pairs or [{"input_ids": [], "labels": []}]
         sources = [torch.as_tensor(pair["input_ids"], dtype=torch.long) for pair in pairs]
         targets = [torch.as_tensor(pair["labels"], dtype=torch.long) for pair in pairs]
-        input_ids = _rectangle(sources, self.pad_token_id)
+        input_ids = _padded(sources, self.pad_token_id)
         lengths = torch.tensor([len(source) for source in sources])
         return {
             "input_ids": input_ids,
             "attention_mask": (torch.arange(input_ids.shape[1]) < lengths[:, None]).long(),
-            "labels": _rectangle(targets, IGNORE_INDEX),
+            "labels": _padded(targets, IGNORE_INDEX),
         }
 
 
-def _rectangle(rows: list[torch.Tensor], padding: int) -> torch.Tensor:
+def _padded(rows: list[torch.Tensor], padding: int) -> torch.Tensor:
     padded = pad_sequence(rows, batch_first=True, padding_value=padding)
     return padded if padded.shape[1] else padded.new_full((len(rows), 1), padding)
 

@@ -1,4 +1,4 @@
-"""The spellings: the same sentences in other pieces, drawn anew for each copy of the corpus (BPE dropout)."""
+"""BPE dropout: other tokenisations of the same sentences, drawn for each copy of the corpus."""
 
 import itertools
 import json
@@ -8,12 +8,12 @@ from typing import Any
 from datasets import Dataset, concatenate_datasets
 from transformers import PreTrainedTokenizerBase
 
-# How many spellings of a word there may be; each of its occurrences gets one of them.
-SPELLINGS_OF_A_WORD = 64
+# How many tokenisations of a word are drawn; each of its occurrences gets one of them.
+TOKENISATIONS_OF_A_WORD = 64
 
 
 class Speller:
-    """Spell sentences with pieces that are shorter at random.
+    """Tokenise with BPE dropout: merges are left out at random.
 
     Parameters
     ----------
@@ -22,12 +22,12 @@ class Speller:
     dropout : float
         Probability with which a possible merge is left out, each time that the next one is chosen.
     seed : int, default=0
-        Decides the spellings.
+        Seed of the tokenisations.
 
     Raises
     ------
     ValueError
-        If the tokenizer is of another kind, or the probability is none.
+        If the tokenizer is of another kind, or the probability is not from 0 to 1.
 
     Notes
     -----
@@ -47,30 +47,30 @@ class Speller:
         self._known: dict[tuple[str, int], list[int]] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out what was spelled so far: it is no part of what the cache of `datasets` knows a corpus by."""
+        """Leave out the words tokenised so far: the cache of `datasets` must not depend on them."""
         return {**self.__dict__, "_known": {}}
 
     def respell(self, ids: list[int], draw: random.Random) -> list[int]:
-        """Spell a sentence in another way.
+        """Tokenise a sequence in another way.
 
         Parameters
         ----------
         ids : list[int]
-            The sentence, with its end symbol.
+            The token ids of the sequence, with its EOS token.
         draw : random.Random
-            Chooses a spelling for each word.
+            Chooses a tokenisation for each word.
 
         Returns
         -------
         list[int]
-            The same text in other pieces, with its end symbol.
+            The same text in other tokens, with its EOS token.
         """
         text = self.tokenizer.decode(ids[:-1])
         words = self.tokenizer.backend_tokenizer.pre_tokenizer.pre_tokenize_str(text)
-        spelled = [piece for word, _ in words for piece in self._spelling(word, draw.randrange(SPELLINGS_OF_A_WORD))]
-        return [*spelled, ids[-1]]
+        tokens = [token for word, _ in words for token in self._tokenise(word, draw.randrange(TOKENISATIONS_OF_A_WORD))]
+        return [*tokens, ids[-1]]
 
-    def _spelling(self, word: str, number: int) -> list[int]:
+    def _tokenise(self, word: str, number: int) -> list[int]:
         if (word, number) not in self._known:
             self._known[word, number] = self._merge(list(word), random.Random(f"{self.seed} {number} {word}"))
         return self._known[word, number]
@@ -82,7 +82,7 @@ class Speller:
             merges = [(rank, place) for place, rank in enumerate(ranks) if rank is not None]
             merges = [merge for merge in merges if draw.random() >= self.dropout]
             if not merges:
-                return [piece for part in parts for piece in self._ids_of(part)]
+                return [token for part in parts for token in self._ids_of(part)]
             _, place = min(merges)
             parts[place : place + 2] = ["".join(parts[place : place + 2])]
 
@@ -98,7 +98,7 @@ def respell(
     seed: int = 0,
     num_proc: int | None = None,
 ) -> Dataset:
-    """Write a corpus several times, each time with other spellings of its words.
+    """Copy a corpus several times, each time with another tokenisation (BPE dropout).
 
     Parameters
     ----------
@@ -109,19 +109,19 @@ def respell(
     dropout : float
         Probability with which a merge is left out.
     copies : int
-        How often to write the corpus.
+        Number of copies.
     seed : int, default=0
-        Decides the spellings.
+        Seed of the tokenisations.
     num_proc : int | None, default=None
         Processes to work with.
 
     Returns
     -------
     Dataset
-        The copies, one behind the other.
+        The copies, one after the other.
     """
     speller = Speller(tokenizer, dropout, seed)
-    shared: dict[str, Any] = {"batched": True, "with_indices": True, "num_proc": num_proc, "desc": "Spelling"}
+    shared: dict[str, Any] = {"batched": True, "with_indices": True, "num_proc": num_proc, "desc": "BPE dropout"}
     return concatenate_datasets(
         [pairs.map(_respell, fn_kwargs={"speller": speller, "copy": copy}, **shared) for copy in range(copies)]
     )

@@ -1,4 +1,4 @@
-"""The data: parallel corpora from files, folders, the Hub or a stream, cleaned on request, and tokenised."""
+"""Parallel corpora from files, folders, the Hub or a stream, cleaned on request, and tokenised."""
 
 import itertools
 import json
@@ -30,7 +30,7 @@ def load_corpus(
     streaming: bool = False,
     **options: Any,
 ) -> Corpus:
-    """Load a parallel corpus, whatever it is kept in.
+    """Load a parallel corpus from any of its formats.
 
     Parameters
     ----------
@@ -76,7 +76,7 @@ def load_corpus(
     if not paths[0].exists() and (names[0].startswith((".", "/", "~")) or suffix in (".txt", ".csv", ".gz")):
         raise FileNotFoundError(f"There is no file or folder {paths[0]}.")
     if paths[0].is_file() and suffix not in (".jsonl", ".json"):
-        raise ValueError(f"{paths[0]} alone is no corpus: it takes a .tsv or .jsonl file, or two aligned files.")
+        raise ValueError(f"{paths[0]} alone is not a corpus: it takes a .tsv or .jsonl file, or two aligned files.")
     if suffix in (".jsonl", ".json"):
         return _from_files(_jsonl_pairs, {"path": paths[0]}, keys, streaming)
     dataset = load_dataset(names[0], split=options.pop("split", "train"), streaming=streaming, **options)
@@ -84,7 +84,7 @@ def load_corpus(
 
 
 def tokenize(corpus: Corpus, tokenizer: PreTrainedTokenizerBase, num_proc: int | None = None) -> Corpus:
-    """Turn pairs of sentences into pairs of ids.
+    """Tokenise a parallel corpus.
 
     Parameters
     ----------
@@ -98,7 +98,7 @@ def tokenize(corpus: Corpus, tokenizer: PreTrainedTokenizerBase, num_proc: int |
     Returns
     -------
     Corpus
-        Pairs with the columns `input_ids` and `labels`. Nothing is cut.
+        Pairs with the columns `input_ids` and `labels`. Nothing is truncated.
 
     Notes
     -----
@@ -126,13 +126,13 @@ def clean(
     corpus : Corpus
         Pairs with the columns `input_ids` and `labels`.
     max_length : int | None, default=None
-        Drop a pair if a side has more tokens, its end symbol included.
+        Drop a pair if a side has more tokens, with its EOS token.
     max_ratio : float | None, default=None
         Drop a pair if one side has more than so many times the tokens of the other.
     duplicates : bool, default=False
         Drop a pair that occurred before.
     empty : bool, default=True
-        Drop a pair if a side has nothing but its end symbol.
+        Drop a pair if a side has only its EOS token.
 
     Returns
     -------
@@ -262,7 +262,7 @@ def _aligned_pairs(source: Path, target: Path, versions: str = "") -> Iterator[d
     for number, (source_line, target_line) in enumerate(lines, start=1):
         if source_line is None or target_line is None:
             short, long = (source, target) if source_line is None else (target, source)
-            raise ValueError(f"{short} ends at line {number - 1}, but {long} goes on: line {number} has no partner.")
+            raise ValueError(f"{short} ends at line {number - 1}, but {long} has more: line {number} has no partner.")
         yield {"source": source_line, "target": target_line}
 
 

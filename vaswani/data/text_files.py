@@ -1,4 +1,4 @@
-"""The text files: lines of text from files and streams, and files of lines to which an interrupted run adds."""
+"""Text files: lines from files and streams, and output files that a resumed run appends to."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -18,7 +18,7 @@ def read_lines(path: Path) -> Iterator[str]:
     Yields
     ------
     str
-        A line without its end, and without the mark of byte order that some editors write first.
+        A line without its end, and without a byte order mark.
 
     Raises
     ------
@@ -36,7 +36,7 @@ def decode_line(line: bytes, number: int, source: str) -> str:
     Parameters
     ----------
     line : bytes
-        The line; its end is dropped, and the mark of byte order before the first one.
+        The line; its end is dropped, and a byte order mark before the first one.
     number : int
         Its number, from 1.
     source : str
@@ -105,7 +105,7 @@ def read_arriving(stream: BinaryIO, name: str = "standard input") -> Iterator[li
 
     Notes
     -----
-    Lines are what `read_lines` takes for lines.
+    Lines end where those of `read_lines` do.
     """
     number, torn = 0, b""
     while chunk := stream.read1(CHUNK):  # type: ignore[attr-defined]
@@ -118,7 +118,7 @@ def read_arriving(stream: BinaryIO, name: str = "standard input") -> Iterator[li
 
 
 def check_output(path: Path, hint: str) -> None:
-    """See that a file does not exist, before any work is done for it.
+    """Check that an output file does not exist, before any work is done for it.
 
     Parameters
     ----------
@@ -137,19 +137,19 @@ def check_output(path: Path, hint: str) -> None:
 
 
 def open_output(path: Path, resume: bool) -> tuple[BinaryIO, int]:
-    """Open a file for lines.
+    """Open an output file of lines.
 
     Parameters
     ----------
     path : Path
         The file.
     resume : bool
-        Whether to go on behind the complete lines that it holds, cutting off what stands behind the last of them.
+        Whether to resume after the last complete line, cutting off what follows it.
 
     Returns
     -------
     tuple[BinaryIO, int]
-        The file, and the number of lines that it holds.
+        The file, and the number of lines that it has.
     """
     if not (resume and path.exists()):
         return path.open("wb"), 0

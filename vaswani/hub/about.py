@@ -5,9 +5,7 @@ from typing import Any
 
 import yaml
 from huggingface_hub.constants import REPOCARD_NAME
-from transformers.utils import CONFIG_NAME
 
-from ..training.recipe import RECIPE_FILE, describe_recipe
 from .card import METRICS, write_card
 from .results import PACKAGES, folder_results, read_object
 
@@ -105,17 +103,22 @@ def _check(value: Any, form: Any, place: str) -> None:
         raise ValueError(f"{place} is {value!r}; it must be {KINDS[form]}.")
 
 
-def collect_results(folder: Path, about: Path, run: Path | None = None) -> dict[str, Any]:
+def collect_results(
+    folder: Path, about: Path, run: Path | None = None, planned: dict[str, Any] | None = None
+) -> dict[str, Any]:
     """Gather everything that a model's card is made from.
 
     Parameters
     ----------
     folder : Path
-        The model's folder; or a folder with the recipe of a model whose weights are not there yet.
+        The model's folder.
     about : Path
         The about file; the names of other files in it are relative to it.
     run : Path | None, default=None
         The folder of the run that made the model; by default the same, or for an average the one around it.
+    planned : dict[str, Any] | None, default=None
+        What `vaswani.training.recipe.describe_recipe` returns for a model that is not trained yet. By default the
+        model is in the folder.
 
     Returns
     -------
@@ -125,13 +128,12 @@ def collect_results(folder: Path, about: Path, run: Path | None = None) -> dict[
     Raises
     ------
     ValueError
-        If there is neither model nor recipe, or a file is not what the about file says.
+        If the folder has no model and none is planned, or a file is not what the about file says.
     """
     entries = read_about(about)
     evaluations, speed = entries.pop("evaluations", []), entries.pop("speed", None)
-    is_planned = (folder / RECIPE_FILE).is_file() and not (folder / CONFIG_NAME).is_file()
-    known = describe_recipe(folder / RECIPE_FILE) if is_planned else folder_results(folder, run)
-    if not is_planned:
+    known = planned or folder_results(folder, run)
+    if not planned:
         entries.setdefault("location", folder.name if folder.is_absolute() else str(folder))
     results = {"about": entries, **known}
     if evaluations:
@@ -188,7 +190,13 @@ def _speed(path: Path) -> dict[str, Any]:
     }
 
 
-def complete_card(folder: Path, about: Path | None = None, run: Path | None = None, overwrite: bool = False) -> None:
+def complete_card(
+    folder: Path,
+    about: Path | None = None,
+    run: Path | None = None,
+    overwrite: bool = False,
+    planned: dict[str, Any] | None = None,
+) -> None:
     """Write the results and the card of a model into its folder.
 
     Parameters
@@ -201,6 +209,8 @@ def complete_card(folder: Path, about: Path | None = None, run: Path | None = No
         The folder of the run that made the model; by default the same, or for an average the one around it.
     overwrite : bool, default=False
         Whether a card may be there already.
+    planned : dict[str, Any] | None, default=None
+        What is known of a model that is not trained yet; see `collect_results`.
 
     Raises
     ------
@@ -209,7 +219,7 @@ def complete_card(folder: Path, about: Path | None = None, run: Path | None = No
     """
     if (folder / REPOCARD_NAME).exists() and not overwrite:
         raise FileExistsError(f"{folder / REPOCARD_NAME} exists already: add --overwrite to write it anew.")
-    write_card(folder, collect_results(folder, about or folder / ABOUT_FILE, run))
+    write_card(folder, collect_results(folder, about or folder / ABOUT_FILE, run, planned))
 
 
 __all__ = ["ABOUT_FILE", "collect_results", "complete_card", "read_about"]

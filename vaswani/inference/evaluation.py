@@ -34,7 +34,7 @@ def evaluate_translations(
     hypotheses : Sequence[str]
         The translations to score, a sentence each.
     references : Sequence[str] | Sequence[Sequence[str]]
-        A right translation for each of them, or several.
+        A reference translation for each of them, or several.
     target_language : str, default="de"
         Code of their language, for the tokenizers.
     tokenize : str | None, default=None
@@ -60,7 +60,7 @@ def evaluate_translations(
     (here sacremoses, without its option for hyphens) and splits hyphenated compounds on both sides: `rich-text`
     becomes `rich ##AT##-##AT## text`. Their reference had ASCII quotation marks, so Unicode ones become ASCII. Here
     those of the hypotheses do too, or a copy of the reference would not score 100; their script left low marks there,
-    which counted as errors. Smoothing, which they had none of, matters only if no n-gram of some order is right. Text
+    which counted as errors. Smoothing, which they did not use, matters only if no n-gram of some order matches. Text
     that is tokenised already is not tokenised again, but its compounds and quotation marks are treated alike.
     """
     from sacrebleu.metrics import BLEU, CHRF
@@ -110,14 +110,16 @@ def metrics_for(tokenizer: PreTrainedTokenizerBase, **options: Any) -> Callable[
 
     Notes
     -----
-    References are labels turned back into text, so they have only what the tokenizer can spell. Report the scores that
+    References are labels turned back into text, so they are what the tokenizer decodes. Report the scores that
     `evaluate_translations` gives for the original text.
     """
 
     def text(ids: Any) -> list[str]:
         ids = np.asarray(ids[0] if isinstance(ids, tuple) else ids)
         if ids.ndim != 2:
-            raise ValueError(f"Got an array of shape {ids.shape}, not rows of ids: set predict_with_generate=True.")
+            raise ValueError(
+                f"Got an array of shape {ids.shape}, not sequences of token ids: set predict_with_generate=True."
+            )
         return tokenizer.batch_decode(
             np.where(ids == IGNORE_INDEX, tokenizer.pad_token_id, ids), skip_special_tokens=True
         )
@@ -130,7 +132,7 @@ def metrics_for(tokenizer: PreTrainedTokenizerBase, **options: Any) -> Callable[
 
 
 def metric_folder() -> Path:
-    """Tell where the metric for `evaluate.load` is.
+    """Return the folder of the metric for `evaluate.load`.
 
     Returns
     -------

@@ -1,4 +1,4 @@
-"""The pipeline: translation behind transformers' `pipeline`, as a task of its own."""
+"""The translation pipeline of transformers, as a task of its own."""
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,17 +16,17 @@ TASK = "vaswani-translation"
 
 
 class VaswaniTranslationPipeline(Pipeline):
-    """Translate texts: `pipeline("vaswani-translation", model=folder)`.
+    """Translation pipeline: `pipeline("vaswani-translation", model=folder)`.
 
     Notes
     -----
-    transformers has no translation pipeline any more and refuses its name. This one answers as that one did: a text
+    transformers has no translation pipeline any more and refuses its name. This one returns what that one did: a text
     gets a list of dictionaries with the key `translation_text`, one for each of `num_return_sequences`; a list of
     texts gets a list of those, or of single dictionaries if there is one for each text; a data set or a generator
     gets an iterator.
 
-    Options of the search may be given when it is made or called; what is left open is as in `search_config`. Nothing
-    is cut: texts go to the model in full. A text without words is its own translation, an empty one.
+    Fields of the generation configuration may be given when it is made or called; those that are not are as in
+    `search_config`. Inputs are not truncated. The translation of white space is empty.
     """
 
     model: Any
@@ -77,12 +77,12 @@ class VaswaniTranslationPipeline(Pipeline):
         Returns
         -------
         dict[str, Any]
-            Input of the model, and the text under `source`.
+            Inputs of the model, and the text under `source`.
 
         Raises
         ------
         ValueError
-            If it is no text.
+            If it is not a text.
         """
         if not isinstance(text, str):
             raise ValueError(f"Only text (str) can be translated, not {type(text).__name__}: {text!r:.80}.")
@@ -92,8 +92,8 @@ class VaswaniTranslationPipeline(Pipeline):
         source = inputs.pop("source")
         options = {**self._generate_kwargs, **options}
         given = options.pop("generation_config", None)
-        of_search = options.keys() & vars(paper_generation_config(self.model.config)).keys()
-        settings = {name: options.pop(name) for name in of_search} | {"return_dict_in_generate": False}
+        fields = options.keys() & vars(paper_generation_config(self.model.config)).keys()
+        settings = {name: options.pop(name) for name in fields} | {"return_dict_in_generate": False}
         config = search_config(self.model, given, **settings)
         sequences = self.model.generate(**inputs, generation_config=without_idle_options(config), **options)
         return {"sequences": sequences.unflatten(0, (len(inputs["input_ids"]), -1)), "source": source}
@@ -104,7 +104,7 @@ class VaswaniTranslationPipeline(Pipeline):
         Parameters
         ----------
         outputs : dict[str, Any]
-            Their words, of shape (1, translations, length), under `sequences`, and the text under `source`.
+            Token ids of shape (1, translations, length) under `sequences`, and the text under `source`.
 
         Returns
         -------
@@ -127,8 +127,8 @@ class VaswaniTranslationPipeline(Pipeline):
 
         Notes
         -----
-        transformers would copy the code of the pipeline beside them, and then run it only for who trusts it, although
-        it is installed.
+        transformers would copy the code of the pipeline beside them, and then run it only with
+        `trust_remote_code=True`, although it is installed.
         """
         self.model.save_pretrained(save_directory, **options)
         self.tokenizer.save_pretrained(save_directory, **options)

@@ -1,4 +1,4 @@
-"""The translation: sentences in, translations out, with their scores; many at a time, in their order."""
+"""`Translator`: lines of text in, translations and their scores out; in batches, in the original order."""
 
 import bisect
 import copy
@@ -23,7 +23,7 @@ BATCH_TOKENS = 16_384
 MAX_SOURCE_TOKENS = 512
 LONG_LINES = ("refuse", "split")
 
-# What limits the length of translations; without any of them transformers would cut them after 20 words.
+# What limits the length of translations; without any of them transformers would cut them after 20 tokens.
 LENGTH_LIMITS = ("max_length", "max_new_tokens", "max_tokens_beyond_input")
 
 # The white space after the end of a sentence, which quotation marks and brackets may follow.
@@ -58,7 +58,7 @@ class Score(NamedTuple):
     log_prob : float
         The log-probability.
     length : int
-        Number of tokens, the end symbol included.
+        Number of tokens, with the EOS token.
     """
 
     score: float
@@ -67,7 +67,7 @@ class Score(NamedTuple):
 
 
 class _Part(NamedTuple):
-    """What the model translates at once: a line, or a part of one."""
+    """One sequence for the model: a line, or a part of one."""
 
     line: int
     source: list[int]
@@ -75,7 +75,7 @@ class _Part(NamedTuple):
 
 
 class Translator:
-    """Translate lines of text with one model, or with several that decide together.
+    """Translate lines of text with one model, or with an ensemble.
 
     Parameters
     ----------
@@ -86,12 +86,13 @@ class Translator:
     batch_tokens : int, default=BATCH_TOKENS
         Source tokens of a batch, padding included, times beams. A longer line is a batch of its own.
     max_source_tokens : int, default=MAX_SOURCE_TOKENS
-        Tokens that a source may have, the end symbol included; fewer if a model has learned fewer positions.
+        Tokens that a source may have, with its EOS token; fewer if a model has learned fewer positions.
     long_lines : str, default="refuse"
-        What becomes of longer ones: "refuse" raises a ValueError; "split" cuts them at ends of sentences, else at
+        How to handle longer lines: "refuse" raises a ValueError; "split" cuts them at ends of sentences, else at
         spaces, else anywhere, and joins the translations of the parts with spaces.
     **options : Any
-        Options of the search that differ from those of `search_config`, such as `num_beams` or `length_penalty`.
+        Fields of the generation configuration that differ from those of `search_config`, such as `num_beams` or
+        `length_penalty`.
 
     Raises
     ------
@@ -136,7 +137,7 @@ class Translator:
         int8: bool = False,
         **options: Any,
     ) -> Self:
-        """Load a model, or several that decide together.
+        """Load a model, or the models of an ensemble.
 
         Parameters
         ----------
@@ -146,7 +147,7 @@ class Translator:
         device : str | torch.device | None, default=None
             Where to translate; by default on the first CUDA device, or without one on the CPU.
         int8 : bool, default=False
-            Whether to round weights to eight bits, with torchao: faster on a CPU.
+            Whether to quantise weights to eight bits, with torchao: faster on a CPU.
         **options : Any
             Options of `Translator`.
 
@@ -159,7 +160,7 @@ class Translator:
         ------
         ValueError
             If a folder does not exist, a model is broken or of another kind, the models have different vocabularies,
-            the device cannot be used, or eight bits are asked for without torchao.
+            the device cannot be used, or `int8` is asked for without torchao.
         """
         paths = [names] if isinstance(names, str | os.PathLike) else list(names)
         for path in paths:
@@ -190,9 +191,9 @@ class Translator:
         Parameters
         ----------
         lines : Iterable[str]
-            The lines; they are read, translated and given out in windows.
+            The lines; they are read, translated and yielded in windows.
         prefixes : str | Iterable[str] | None, default=None
-            How all translations shall begin, or how each of them shall; an empty string leaves it open.
+            Prefix of all translations, or one for each of them; an empty string sets none.
         nbest : int, default=1
             How many translations of each line to return.
 
@@ -218,14 +219,14 @@ class Translator:
     def translate_window(
         self, lines: Sequence[str], prefixes: Sequence[str] | None = None, nbest: int = 1, first_number: int = 1
     ) -> list[list[Translation]]:
-        """Translate lines that are at hand, in batches of about equal length.
+        """Translate a list of lines, in batches of about equal length.
 
         Parameters
         ----------
         lines : Sequence[str]
             The lines.
         prefixes : Sequence[str] | None, default=None
-            How the translation of each line shall begin; an empty string leaves it open.
+            Prefix of the translation of each line; an empty string sets none.
         nbest : int, default=1
             How many translations of each line to return.
         first_number : int, default=1
@@ -245,7 +246,7 @@ class Translator:
         -----
         A line without text has one translation, without text and with the score 0; the model does not see it. Of a
         line that was split, the n-th translation joins the n-th of each part, and its score is the sum of theirs; a
-        prefix begins the first part.
+        prefix belongs to the first part.
         """
         config = self._config(nbest)
         parts = self._parts(lines, prefixes or [""] * len(lines), first_number)
@@ -261,12 +262,12 @@ class Translator:
         return [_joined(of_parts) for of_parts in of_lines]
 
     def score(self, pairs: Iterable[tuple[str, str]]) -> Iterator[Score]:
-        """Score given translations by forcing the models to produce them.
+        """Score given translations by forced decoding.
 
         Parameters
         ----------
         pairs : Iterable[tuple[str, str]]
-            Lines and their translations; they are read, scored and given out in windows.
+            Lines and their translations; they are read, scored and yielded in windows.
 
         Yields
         ------
@@ -276,7 +277,7 @@ class Translator:
         Raises
         ------
         ValueError
-            If a source is too long, naming its number from 1: there is no splitting here.
+            If a source is too long, naming its number from 1; sources are not split here.
         """
         number = 1
         for window in windows_of(pairs):
@@ -332,7 +333,7 @@ class Translator:
         starts = [start for start, _ in offsets]
         parts, start = [], 0
         while start < len(line):
-            first_outside = bisect.bisect_left(starts, start) + self.max_source_tokens - 1  # and the end symbol
+            first_outside = bisect.bisect_left(starts, start) + self.max_source_tokens - 1  # and the EOS token
             furthest = starts[first_outside] if first_outside < len(starts) else len(line)
             while True:
                 stop = max(_cut(line, start, furthest), start + 1)
@@ -361,9 +362,9 @@ class Translator:
         count = len(texts) // len(parts)
         if (config.num_beams or 1) > 1 and "sequences_scores" in output:
             scores = output.sequences_scores.tolist()
-        else:  # greedy search knows no length penalty, and transformers' own beam search keeps its scores to itself
+        else:  # greedy search has no length penalty, and transformers' own beam search does not return its scores
             sources = [part.source for part in parts for _ in range(count)]
-            targets = [self._words(row) for row in output.sequences.tolist()]
+            targets = [self._labels(row) for row in output.sequences.tolist()]
             scores = [found.score for found in self._force_decode(sources, targets)]
         translations = [Translation(*row) for row in zip(texts, scores, strict=True)]
         rows_of_parts = [translations[start : start + count] for start in range(0, len(translations), count)]
@@ -372,16 +373,16 @@ class Translator:
             raise ValueError("The model has no score for any translation: its weights are broken.")
         return found
 
-    def _words(self, row: list[int]) -> list[int]:
-        """Return the words of a translation, without the start symbol, up to its end symbol."""
+    def _labels(self, row: list[int]) -> list[int]:
+        """Return the token ids of a translation, without the start token, up to its EOS token."""
         config = self.models[0].config
-        words = [word for word in row if word not in (config.pad_token_id, config.decoder_start_token_id)]
-        return words[: words.index(config.eos_token_id) + 1] if config.eos_token_id in words else words
+        ids = [token for token in row if token not in (config.pad_token_id, config.decoder_start_token_id)]
+        return ids[: ids.index(config.eos_token_id) + 1] if config.eos_token_id in ids else ids
 
     def _force_decode(self, sources: Sequence[list[int]], targets: Sequence[list[int]]) -> list[Score]:
         model, *others = self.models
         found = model.score(
-            self._rectangles(sources, targets)["labels"],
+            self._padded(sources, targets)["labels"],
             **self._inputs(sources),
             ensemble=others,
             length_penalty=self.generation_config.length_penalty,
@@ -390,15 +391,15 @@ class Translator:
         return [Score(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
 
     def _inputs(self, sources: Sequence[list[int]]) -> dict[str, torch.Tensor]:
-        rectangles = self._rectangles(sources, [[]] * len(sources))
-        return {name: rectangles[name] for name in ("input_ids", "attention_mask")}
+        batch = self._padded(sources, [[]] * len(sources))
+        return {name: batch[name] for name in ("input_ids", "attention_mask")}
 
-    def _rectangles(self, sources: Sequence[list[int]], targets: Sequence[list[int]]) -> dict[str, torch.Tensor]:
+    def _padded(self, sources: Sequence[list[int]], targets: Sequence[list[int]]) -> dict[str, torch.Tensor]:
         pairs = [{"input_ids": source, "labels": target} for source, target in zip(sources, targets, strict=True)]
         return {name: tensor.to(self.models[0].device) for name, tensor in self._collate(pairs).items()}
 
     def _prompt(self, prefixes: Sequence[list[int]]) -> dict[str, torch.Tensor]:
-        """Return what makes translations begin as they shall, padded on the left."""
+        """Return the decoder inputs that force the prefixes, padded on the left."""
         if not any(prefixes):
             return {}
         config, device = self.models[0].config, self.models[0].device
@@ -411,7 +412,7 @@ class Translator:
 
 
 def search_config(model: Any, generation_config: GenerationConfig | None = None, **options: Any) -> GenerationConfig:
-    """Return how to search for translations, so that none is cut because nobody set a limit.
+    """Return a generation configuration that does not cut translations because nobody set a limit.
 
     Parameters
     ----------
@@ -420,12 +421,12 @@ def search_config(model: Any, generation_config: GenerationConfig | None = None,
     generation_config : GenerationConfig | None, default=None
         Another one to take instead.
     **options : Any
-        Options that differ.
+        Fields that differ.
 
     Returns
     -------
     GenerationConfig
-        The configuration. If it sets no limit to the length of translations, what it leaves open is the paper's.
+        The configuration. If it does not limit the length of translations, fields that are not set are the paper's.
 
     Raises
     ------
@@ -440,13 +441,13 @@ def search_config(model: Any, generation_config: GenerationConfig | None = None,
         vars(config).update(chosen)
     for name, value in options.items():
         if name not in vars(paper):
-            raise ValueError(f"There is no option {name!r} of the search.")
+            raise ValueError(f"The generation configuration has no field {name!r}.")
         setattr(config, name, value)
     return config
 
 
 def without_idle_options(config: GenerationConfig) -> GenerationConfig:
-    """Return the configuration for `generate`, which warns of options that have no meaning for one beam.
+    """Return the configuration for `generate`, which warns of fields that have no meaning for one beam.
 
     Parameters
     ----------
@@ -456,7 +457,7 @@ def without_idle_options(config: GenerationConfig) -> GenerationConfig:
     Returns
     -------
     GenerationConfig
-        The same, or for one beam a copy without those options.
+        The same, or for one beam a copy without those fields.
     """
     if (config.num_beams or 1) > 1:
         return config
@@ -489,7 +490,7 @@ def _int8_config() -> Any:
     try:
         from torchao.quantization import Int8DynamicActivationInt8WeightConfig
     except ImportError:
-        raise ValueError("Eight bits need torchao: pip install torchao.") from None
+        raise ValueError("int8=True needs torchao: pip install torchao.") from None
     return TorchAoConfig(Int8DynamicActivationInt8WeightConfig())
 
 
@@ -503,25 +504,25 @@ def write_translations(
     done: int = 0,
     progress: Callable[[int], Any] | None = None,
 ) -> None:
-    """Translate windows of lines into lines of a file, which has each window as soon as it is translated.
+    """Translate windows of lines and write each to a file as soon as it is translated.
 
     Parameters
     ----------
     translator : Translator
-        Translates them.
+        The translator.
     windows : Iterable[list[str]]
         Windows of lines.
     output : BinaryIO
         Gets a line for each line, in UTF-8.
     prefixes : str | Iterable[str] | None, default=None
-        How all translations shall begin, or how each of them shall; an empty string leaves it open.
+        Prefix of all translations, or one for each of them; an empty string sets none.
     nbest : int, default=1
         How many translations of each line to find.
     as_json : bool, default=False
         Whether to write JSON, `{"source": ..., "translations": [{"text": ..., "score": ...}]}`, instead of the best
         translation, in which ends of lines become spaces.
     done : int, default=0
-        How many lines the output has already.
+        How many lines the output has already, from an interrupted run.
     progress : Callable[[int], Any] | None, default=None
         Is called with the number of lines that were written.
 
@@ -532,8 +533,8 @@ def write_translations(
 
     Notes
     -----
-    A window of which the output has a part is translated anew as a whole. So its batches are the same, and with them
-    every digit of what is written.
+    A window of which the output has a part is translated again as a whole. So its batches are the same as without an
+    interruption, and the output is an exact match.
     """
     number = 0
     for lines, of_window in _with_prefixes(windows, prefixes):

@@ -1,3 +1,3 @@
-"""The pictures: everything that is drawn with matplotlib."""
+"""Plots: everything that is drawn with matplotlib."""
 
 __all__: list[str] = []

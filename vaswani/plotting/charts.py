@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-# Room for the bars of one cell: a share of the distance between cells, and inches for each bar.
+# Space for the bars of one cell: a share of the distance between cells, and inches for each bar.
 FILLED, INCHES = 0.8, 0.2
 # Lists of cells in what the command writes, with the title of their part of the picture.
-PARTS = {"speed": "Generation: words a second", "training": "Training: tokens a second"}
+PARTS = {"speed": "Generation: tokens a second", "training": "Training: tokens a second"}
 NOT_IN_LABELS = ("words", "operations", "peak_operations_per_second", "engines", "left_out")
 MEGABYTE = 2**20
 
@@ -133,7 +133,7 @@ def draw_growth(found: Sequence[dict[str, Any]], path: Path, least_memory: int) 
         )
         for axes, unit, costs, power, smallest in pictures:
             points = [(value, cost) for value, cost in zip(values, costs, strict=True) if cost >= smallest]
-            axes.set_xlabel({"words": "words of the sentence"}.get(each["quantity"], each["quantity"]))
+            axes.set_xlabel({"words": "tokens of a sequence"}.get(each["quantity"], each["quantity"]))
             axes.set_ylabel(unit if column == 0 else "")
             if not points:
                 axes.text(0.5, 0.5, f"below {least:g} MiB", ha="center", transform=axes.transAxes)

@@ -31,7 +31,7 @@ Parameters
 predictions : list[str]
     The translations to score, a sentence each.
 references : list[str] | list[list[str]]
-    A right translation for each of them, or several.
+    A reference translation for each of them, or several.
 target_language : str, default="de"
     Code of their language.
 tokenize : str | None, default=None
