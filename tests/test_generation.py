@@ -248,7 +248,7 @@ def test_translations_begin_as_they_are_forced_to(path: str) -> None:
 
 def test_a_beginning_that_is_too_long_is_an_error() -> None:
     prompts = torch.tensor([[2, 5, 6, 7]])
-    with pytest.raises(ValueError, match="begin with 3 given words, but may have at most 3"):
+    with pytest.raises(ValueError, match="begin with 3 given tokens, but may have at most 3"):
         lively_model().generate(torch.tensor([[5, 1]]), decoder_input_ids=prompts, max_tokens_beyond_input=1)
 
 
@@ -257,7 +257,7 @@ def test_a_beginning_that_is_too_long_is_an_error() -> None:
 def test_a_forced_word_must_be_in_the_vocabulary(word: int, path: str) -> None:
     model = lively_model()
     take(model, path)
-    with pytest.raises(ValueError, match=r"decoder_input_ids has words from .* the vocabulary has 0 to 11"):
+    with pytest.raises(ValueError, match=rf"decoder_input_ids has the token id {word} .* from 0 to 11"):
         model.generate(torch.tensor([[5, 1]]), decoder_input_ids=torch.tensor([[2, word]]))
 
 

@@ -22,6 +22,7 @@ from transformers.utils import CONFIG_NAME, GENERATION_CONFIG_NAME, SAFE_WEIGHTS
 from ..configuration_vaswani import VaswaniConfig
 from ..generation_vaswani import chosen_or_paper_config
 from ..hub.results import write_results
+from ..pretrained_vaswani import check_inside
 
 logger = logging.get_logger(__name__)
 
@@ -281,6 +282,7 @@ def average_checkpoints(
             raise ValueError(f"{folder} is not a checkpoint: it has no {SAFE_WEIGHTS_NAME}.")
         if (folder / MANIFEST).exists() and (damage := find_damage(folder, _is_averaged)):
             raise ValueError(f"{folder} is damaged and is not averaged: {damage}.")
+        check_inside(folder, [path.relative_to(folder) for path in folder.rglob("*")])
 
     averaged = _mean([folder / SAFE_WEIGHTS_NAME for folder in folders], torch.float16 if half else None)
     unfinished = output.with_name(f".averaging-{output.name}")
