@@ -319,7 +319,7 @@ def small_disk(tmp_path) -> Iterator[Callable[[int], Path]]:
 
     yield mount
     if disk.is_mount():
-        subprocess.run(["umount", disk], check=True)
+        subprocess.run(["umount", "--lazy", disk], check=True)
 
 
 @pytest.mark.parametrize("part", [0.1, 0.25, 0.4, 0.6, 0.8, 0.99])

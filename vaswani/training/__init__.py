@@ -13,7 +13,10 @@ _HOMES = {"VaswaniTrainer": ".trainer", "VaswaniTrainingArguments": ".arguments"
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name], __name__), name)  # the Trainer takes seconds to import
+    globals()[name] = value = getattr(
+        import_module(_HOMES[name], __name__), name
+    )  # the Trainer takes seconds to import
+    return value
 
 
 __all__ = ["VaswaniTrainer", "VaswaniTrainingArguments"]
