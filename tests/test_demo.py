@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from huggingface_hub import ModelCard
@@ -109,3 +110,11 @@ def test_the_demo_learns_to_translate(tmp_path) -> None:
     assert results["bleu"] >= 90
     assert results["exact"] >= 0.9
     assert results["substitution_bleu"] < 40
+
+
+def test_a_demo_that_a_signal_stops_ends_with_its_status(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stopped = SimpleNamespace(interruption=SimpleNamespace(signal=15))
+    monkeypatch.setattr(demo, "run_recipe", lambda *_: stopped)
+    with pytest.raises(SystemExit) as raised:
+        main(["demo", "--output", str(tmp_path / "demo")])
+    assert raised.value.code == 143

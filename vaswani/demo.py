@@ -65,6 +65,8 @@ def run(output: Path = Path("vaswani-demo"), steps: int = 500) -> dict[str, floa
     ------
     FileExistsError
         If the folder exists.
+    SystemExit
+        If a signal stopped the training, with the status that `vaswani train` would have.
     """
     if output.exists():
         raise FileExistsError(f"{output} exists already: delete it, or choose another folder with --output.")
@@ -101,7 +103,9 @@ def run(output: Path = Path("vaswani-demo"), steps: int = 500) -> dict[str, floa
         use_cpu=True,
         seed=1,
     )
-    run_recipe(options, arguments)
+    trainer = run_recipe(options, arguments)
+    if trainer.interruption.signal:
+        raise SystemExit(128 + trainer.interruption.signal)
 
     translator = Translator.from_pretrained(output / "averaged", device="cpu")
     translations = [best.text for best, *_ in translator.translate(pair["en"] for pair in held_out)]
