@@ -1,8 +1,12 @@
 """Training steps on unpadded batches: the same loss and gradients as with padding, and no layer or hook is skipped."""
 
+import copy
+import pickle
+
 import pytest
 import torch
 from torch.testing import assert_close
+from torch.utils._pytree import tree_map
 
 from tests.conftest import SHAPES, ragged_batch, tiny_model
 from vaswani import VaswaniForConditionalGeneration
@@ -253,6 +257,26 @@ def test_logits_are_computed_when_they_are_read() -> None:
     loss, logits, *_ = model(**ragged_batch(), return_dict=False)
     assert loss.shape == ()
     assert logits.shape == (3, 6, 41)
+
+
+@pytest.mark.parametrize("path", ["kernels", "torch"])
+def test_outputs_may_be_copied_and_taken_apart(path: str) -> None:
+    model, batch = model_in(path), ragged_batch()
+    expected = model(**batch)
+    assert_close(tree_map(lambda leaf: leaf, model(**batch)).loss, expected.loss)
+    for copied in (copy.copy(model(**batch)), pickle.loads(pickle.dumps(model(**batch)))):
+        assert_close(copied.to_tuple(), expected.to_tuple())
+
+
+def test_parallel_wrappers_leave_the_loss_in_its_place(tmp_path) -> None:
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        model = model_in("kernels")
+        wrapped = torch.nn.parallel.DistributedDataParallel(model, find_unused_parameters=True)
+        wrapped(**ragged_batch()).loss.backward()
+        assert model.lm_head.weight.grad.abs().sum() > 0
+    finally:
+        torch.distributed.destroy_process_group()
 
 
 def test_the_loss_is_fused_for_layers_that_are_watched() -> None:

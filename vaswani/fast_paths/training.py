@@ -53,17 +53,17 @@ def training_step(model: Any, inputs: dict[str, Any], is_unpadded: bool, is_fuse
             inputs["decoder_attention_mask"] = mask & ((labels != IGNORE_INDEX).flip(-1).cumsum(-1).flip(-1) > 0)
         states, target, encoder_states, source = _unpadded_states(model.model, inputs)
         labels = target.unpad(labels)
-        output = _LazyOutput(
-            logits=lambda: model.lm_head(target.pad(states)),
-            encoder_last_hidden_state=lambda: source.pad(encoder_states),
+        output = _lazy_output(
+            {
+                "logits": lambda: model.lm_head(target.pad(states)),
+                "encoder_last_hidden_state": lambda: source.pad(encoder_states),
+            }
         )
     else:
         outputs = model.model(**inputs)
         states, labels = outputs.last_hidden_state.flatten(0, 1), labels.flatten()
-        output = _LazyOutput(logits=functools.partial(model.lm_head, outputs.last_hidden_state))
-        for name in outputs:
-            if name != "last_hidden_state":
-                output[name] = outputs[name]
+        others = {name: outputs[name] for name in outputs if name != "last_hidden_state"}
+        output = _lazy_output({"logits": functools.partial(model.lm_head, outputs.last_hidden_state)}, **others)
 
     is_real = labels != IGNORE_INDEX
     rows, labels = states[is_real], labels[is_real]
@@ -76,17 +76,26 @@ def training_step(model: Any, inputs: dict[str, Any], is_unpadded: bool, is_fuse
     return output
 
 
-class _LazyOutput(Seq2SeqLMOutput):
-    """A `Seq2SeqLMOutput` some of whose tensors are computed when they are first read."""
+def _lazy_output(later: dict[str, Callable[[], torch.Tensor]], **others: Any) -> Seq2SeqLMOutput:
+    """Return an output with some tensors, and others that are computed when they are first read."""
+    output = _LazyOutput(**others)
+    vars(output)["_later"] = later
+    return output
 
-    def __init__(self, **compute: Callable[[], torch.Tensor]) -> None:
-        super().__init__()
-        vars(self)["_compute"] = compute
+
+class _LazyOutput(Seq2SeqLMOutput):
+    """A `Seq2SeqLMOutput` some of whose tensors are computed when they are first read.
+
+    Notes
+    -----
+    Where torch takes outputs apart and puts them together again, as `DistributedDataParallel` does, what was not
+    computed before is None afterwards.
+    """
 
     def _read(self, name: str) -> Any:
-        compute = vars(self).get("_compute", {})
-        if name in compute:
-            self[name] = compute.pop(name)()
+        later = vars(self).get("_later", {})
+        if name in later:
+            self[name] = later.pop(name)()
         return vars(self).get(name)
 
     def _write(self, value: Any, name: str) -> None:
@@ -107,6 +116,10 @@ class _LazyOutput(Seq2SeqLMOutput):
                 raise KeyError(key)
             return value
         return self.to_tuple()[key]
+
+    def __reduce__(self) -> Any:
+        self.to_tuple()  # a copy has every tensor
+        return super().__reduce__()
 
     def to_tuple(self) -> tuple[Any, ...]:
         """Return every tensor, in the order of the fields.
