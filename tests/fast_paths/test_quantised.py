@@ -146,14 +146,14 @@ def test_without_torchao_eight_bits_are_a_clear_error(folder: Path, monkeypatch:
 @needs_kernels
 def test_the_command_rounds_on_request(saved_folder: str, steps: list[int], capsys: pytest.CaptureFixture[str]) -> None:
     quantised = set()
-    build = PackedWeights._build
+    build = PackedWeights.__init__
 
-    def watched(self, source, state) -> None:
-        build(self, source, state)
+    def watched(self, source) -> None:
+        build(self, source)
         quantised.add(self.structure.output.quantised is not None if source.output is not None else True)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(PackedWeights, "_build", watched)
+        patch.setattr(PackedWeights, "__init__", watched)
         main(["translate", "one two three", "--model", saved_folder, "--int8"])
     assert steps
     assert quantised == {True}
