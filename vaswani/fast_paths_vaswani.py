@@ -485,8 +485,9 @@ def _why_not_unpad(model: Any) -> str:
 
 def _why_not_fuse_loss(model: Any) -> str:
     """Say why the loss may not read `lm_head.weight`."""
-    home = sys.modules[type(model).__module__]
-    head: Any = model.lm_head
+    home, head = _home_of(model), model.lm_head
+    if home is None:
+        return f"{type(model).__name__} is not a class of the model's file"
     if reason := _why_not_now(model) or _why_not_written(type(model), home) or _why_not_functions(home):
         return reason
     if type(head) is not nn.Linear or _is_changed(head) or model._forward_pre_hooks:
@@ -501,8 +502,9 @@ def _why_not_fuse_loss(model: Any) -> str:
 
 def _why_not_as_written(module: Any) -> str:
     """Say which class or function of the model's file is not what is written there."""
-    home = sys.modules[type(module).__module__]
-    config = module.config
+    home, config = _home_of(module), module.config
+    if home is None:
+        return f"{type(module).__name__} is not a class of the model's file"
     if type(config).__name__ != "VaswaniConfig" or config.position_encoding not in ("sinusoidal", "learned"):
         return f"config is a {type(config).__name__} with position_encoding={config.position_encoding!r}"
     if config._attn_implementation not in ("eager", "sdpa"):
@@ -523,6 +525,15 @@ def _why_not_as_written(module: Any) -> str:
         if not _is_original(attend, sdpa_attention, "sdpa_attention_forward"):
             return "the attention function 'sdpa' is replaced"
     return _why_not_functions(home)
+
+
+def _home_of(module: Any) -> ModuleType | None:
+    """Return the model's file that a module's class is written in; None for a class of another one, as FSDP2 makes."""
+    cls = type(module)
+    home = sys.modules.get(cls.__module__)
+    if home is None or getattr(home, cls.__name__, None) is not cls:
+        return None
+    return home if str(home.__file__).endswith("modeling_vaswani.py") else None
 
 
 def _why_not_functions(home: ModuleType) -> str:
