@@ -4,8 +4,9 @@ import json
 import re
 
 import pytest
-from transformers import AutoTokenizer
+from transformers import AutoConfig, AutoModel, AutoTokenizer
 
+from tests.conftest import SHAPES, tiny_model
 from vaswani import VaswaniConfig
 
 BASE = {
@@ -54,6 +55,15 @@ def test_the_defaults_are_the_papers_base_model() -> None:
         ("encoder_layers", 0, "at least 1"),
         ("decoder_layers", -6, "at least 1"),
         ("max_position_embeddings", 0, "at least 1"),
+        ("vocab_size", 10**9, "at most 10000000"),
+        ("d_model", 10**9, "at most 65536"),
+        ("d_ff", 10**9, "at most 1000000"),
+        ("d_k", 10**9, "at most 65536"),
+        ("d_v", 10**9, "at most 65536"),
+        ("num_attention_heads", 10**9, "at most 4096"),
+        ("encoder_layers", 10**9, "at most 1000"),
+        ("decoder_layers", 1001, "at most 1000"),
+        ("max_position_embeddings", 10**12, "at most 10000000"),
         ("dropout", 1.5, "from 0 to 1"),
         ("dropout", float("nan"), "from 0 to 1"),
         ("attention_dropout", -0.1, "from 0 to 1"),
@@ -79,6 +89,28 @@ def test_a_nonsensical_value_is_an_error_that_names_field_value_and_what_is_allo
     with pytest.raises(ValueError, match=re.escape(f"{field}={value!r}")) as error:
         VaswaniConfig(**{field: value})
     assert allowed in str(error.value)
+
+
+@pytest.mark.parametrize("changes", SHAPES.values(), ids=SHAPES.keys())
+def test_the_parameters_are_counted_without_a_model(changes: dict) -> None:
+    model = tiny_model(**changes)
+    assert model.config._number_of_parameters() == model.num_parameters()
+
+
+def test_sizes_that_are_allowed_one_by_one_may_make_too_large_a_model() -> None:
+    with pytest.raises(ValueError, match=r"encoder_layers=1000.*parameters; there must be at most 10000000000"):
+        VaswaniConfig(d_model=8192, d_ff=32768, encoder_layers=1000, decoder_layers=1000)
+    with pytest.raises(ValueError, match="max_position_embeddings=10000000"):
+        VaswaniConfig(position_encoding="learned", max_position_embeddings=10_000_000)
+
+
+def test_a_file_with_a_billion_layers_is_refused_before_anything_is_built(tmp_path) -> None:
+    VaswaniConfig().save_pretrained(tmp_path)
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"encoder_layers": 10**9}))
+    for loader in (VaswaniConfig, AutoConfig, AutoModel):
+        with pytest.raises(ValueError, match=r"encoder_layers=1000000000; it must be at most 1000"):
+            loader.from_pretrained(tmp_path)
 
 
 def test_an_odd_width_is_fine_with_learned_positions() -> None:

@@ -248,7 +248,7 @@ def test_translations_begin_as_they_are_forced_to(path: str) -> None:
 
 def test_a_beginning_that_is_too_long_is_an_error() -> None:
     prompts = torch.tensor([[2, 5, 6, 7]])
-    with pytest.raises(ValueError, match="begin with 3 given words, but may have at most 3"):
+    with pytest.raises(ValueError, match="begin with 3 given tokens, but may have at most 3"):
         lively_model().generate(torch.tensor([[5, 1]]), decoder_input_ids=prompts, max_tokens_beyond_input=1)
 
 

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from transformers.generation import LogitsProcessorList, StoppingCriteriaList
 
+from .generation_checks_vaswani import check_probabilities
+
 
 def gnmt_penalty(length: int, length_penalty: float) -> float:
     """GNMT's length penalty: what the log-probability of a hypothesis is divided by.
@@ -524,6 +526,8 @@ class BeamSearch:
         rows = zip(log_probs.tolist(), parents.tolist(), listed, endings, strict=True)
         for index, row in zip(self._places, rows, strict=True):
             if not self._searches[index].is_over:
+                if not row[0][0] > float("-inf"):  # NaN, or nothing that may follow
+                    self._check_logits()
                 self._searches[index].take(list(zip(*row, strict=True)))
         if all(self._searches[index].is_over for index in self._places):
             return False
@@ -549,6 +553,11 @@ class BeamSearch:
             log_probs = mean_log_probs([each.log_softmax(dim=-1) for each in self._all_logits()])
             values, tokens = self._decoders[0].top_k(log_probs, count)
         return best_of_beams(values, tokens, self._scores, self._count, banned)
+
+    def _check_logits(self) -> None:
+        """Refuse NaN; that processors and banned tokens leave nothing is allowed."""
+        for logits in self._all_logits():
+            check_probabilities(logits)
 
     def _all_logits(self) -> list[torch.Tensor]:
         return [decoder.logits(states) for decoder, states in zip(self._decoders, self._states, strict=True)]

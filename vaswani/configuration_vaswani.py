@@ -13,17 +13,21 @@ IGNORE_INDEX = -100
 
 POSITION_ENCODINGS = ("sinusoidal", "learned")
 
-SIZES = (
-    "vocab_size",
-    "d_model",
-    "d_ff",
-    "d_k",
-    "d_v",
-    "num_attention_heads",
-    "encoder_layers",
-    "decoder_layers",
-    "max_position_embeddings",
-)
+# The largest value of each size. They are far above any model of this architecture, and low enough that a config.json
+# from a stranger cannot make a program build modules without end.
+MAX_SIZES = {
+    "vocab_size": 10_000_000,
+    "d_model": 65_536,
+    "d_ff": 1_000_000,
+    "d_k": 65_536,
+    "d_v": 65_536,
+    "num_attention_heads": 4_096,
+    "encoder_layers": 1_000,
+    "decoder_layers": 1_000,
+    "max_position_embeddings": 10_000_000,
+}
+# The paper's big model has 213 million parameters; ten billion need 40 GB in single precision.
+MAX_PARAMETERS = 10_000_000_000
 # What a file may not decide: it could name a kernel on the Hub, which transformers would run.
 LOCAL_CHOICES = ("attn_implementation", "_attn_implementation")
 PROBABILITIES = ("dropout", "attention_dropout", "activation_dropout", "label_smoothing")
@@ -104,6 +108,9 @@ class VaswaniConfig(PreTrainedConfig):
     -----
     Table 3 and section 5.4 of the paper. A nonsensical value, and a keyword that is nearly a field's
     name, raise a ValueError; other unknown keywords are kept, as in every configuration of transformers.
+
+    Sizes are bounded (`MAX_SIZES`), and so is the number of parameters that they make together (`MAX_PARAMETERS`, ten
+    billion), because a `config.json` may be a stranger's.
     """
 
     model_type = "vaswani"
@@ -239,10 +246,25 @@ class VaswaniConfig(PreTrainedConfig):
                     f"The fields are {', '.join(cls.__annotations__)}."
                 )
 
+    def _number_of_parameters(self) -> int:
+        """Count the parameters of the model with its output embedding, without building it."""
+        heads, bias = self.num_attention_heads, int(self.attention_bias)
+        keys, values, norm = heads * self.d_k, heads * self.d_v, 2 * self.d_model
+        attention = 2 * keys * (self.d_model + bias) + values * (self.d_model + bias) + self.d_model * (values + bias)
+        feed_forward = 2 * self.d_model * self.d_ff + self.d_ff + self.d_model
+        encoder_layer = attention + feed_forward + 2 * norm
+        decoder_layer = 2 * attention + feed_forward + 3 * norm
+        embeddings = (1 if self.tie_word_embeddings else 3) * self.vocab_size * self.d_model
+        if self.position_encoding == "learned":
+            embeddings += 2 * self.max_position_embeddings * self.d_model
+        return embeddings + self.encoder_layers * encoder_layer + self.decoder_layers * decoder_layer
+
     def _check_values(self) -> None:
         """Raise a ValueError that names the first field with a nonsensical value and what is allowed."""
-        for name in SIZES:
-            self._require(name, getattr(self, name) >= 1, "a whole number of at least 1")
+        for name, most in MAX_SIZES.items():
+            value = getattr(self, name)
+            self._require(name, value >= 1, "a whole number of at least 1")
+            self._require(name, value <= most, f"at most {most}")
         for name in PROBABILITIES:
             self._require(name, 0 <= getattr(self, name) <= 1, "a number from 0 to 1")
         self._require("layer_norm_eps", 0 < self.layer_norm_eps < float("inf"), "a number above 0")
@@ -262,6 +284,12 @@ class VaswaniConfig(PreTrainedConfig):
             self.label_smoothing <= largest,
             f"at most {largest:g} with vocab_size={self.vocab_size}, or the label is the least likely token",
         )
+
+        if (parameters := self._number_of_parameters()) > MAX_PARAMETERS:
+            values = ", ".join(f"{name}={getattr(self, name)!r}" for name in MAX_SIZES)
+            raise ValueError(
+                f"VaswaniConfig got {values}: together {parameters} parameters; there must be at most {MAX_PARAMETERS}."
+            )
 
     def _require(self, name: str, condition: bool, allowed: str) -> None:
         if not condition:

@@ -47,6 +47,13 @@ from .beam_search_vaswani import (
 )
 from .configuration_vaswani import IGNORE_INDEX, VaswaniConfig
 from .fast_paths_vaswani import fast_decoder
+from .generation_checks_vaswani import (
+    ProbabilityWatch,
+    check_batch,
+    check_mask,
+    check_token_fields,
+    check_token_ids,
+)
 
 # Forms of the length penalty: GNMT's ((5 + |Y|) / 6)^alpha, which the paper uses, and transformers' |Y|^alpha.
 LENGTH_PENALTY_FORMS = ("gnmt", "power")
@@ -211,7 +218,19 @@ class VaswaniGenerationMixin(GenerationMixin):
         -------
         Any
             Token ids of shape (batch * num_return_sequences, length), or what `return_dict_in_generate` asks for.
+
+        Raises
+        ------
+        ValueError
+            If the batch is empty, a sequence has no token, a token id is outside the vocabulary, an option has an
+            impossible value, or the probabilities are NaN because weights are not finite.
+
+        Notes
+        -----
+        Inputs are checked once, before the encoder. The bounds of a saved generation configuration (200 beams, 10,000
+        tokens) do not hold for options that are given here.
         """
+        self._check_inputs(inputs, kwargs)
         settings: list[dict[str, Any]] = [vars(self.generation_config)]
         if generation_config is not None:
             settings.insert(0, vars(generation_config))
@@ -239,14 +258,38 @@ class VaswaniGenerationMixin(GenerationMixin):
             inputs, generation_config, logits_processor, stopping_criteria, *args, **kwargs
         )
 
+    def _vocab_size(self) -> int:
+        """Return the number of token ids that the model can read; refuse a model that produces others."""
+        rows = int(getattr(self.get_input_embeddings(), "num_embeddings", self.config.vocab_size))
+        produced = int(getattr(self.get_output_embeddings(), "out_features", rows))
+        if produced > rows:
+            raise ValueError(f"lm_head has {produced} rows, and the embedding {rows}: lm_head must not have more.")
+        return rows
+
+    def _check_inputs(self, inputs: torch.Tensor | None, kwargs: dict[str, Any]) -> None:
+        """Raise a ValueError for a source or a prompt that is empty or has token ids outside the vocabulary."""
+        vocab_size = self._vocab_size()
+        encoded = kwargs.get("encoder_outputs")
+        source = inputs if inputs is not None else kwargs.get("input_ids")
+        states = kwargs.get("inputs_embeds") if encoded is None else encoded[0]
+        if source is not None:
+            check_token_ids("input_ids", source, vocab_size)
+        elif states is not None:
+            check_batch("inputs_embeds" if encoded is None else "encoder_outputs", states, dimensions=3)
+            source = states
+        prompt = kwargs.get("decoder_input_ids")
+        if prompt is not None:
+            check_token_ids("decoder_input_ids", prompt, vocab_size)
+        for name, batch in (("attention_mask", source), ("decoder_attention_mask", prompt)):
+            mask = kwargs.get(name)
+            if batch is not None and mask is not None and mask.dim() == 2:
+                check_mask(name, mask, batch)
+
     def _last_columns(self, beyond: int, inputs: torch.Tensor | None, kwargs: dict[str, Any]) -> torch.Tensor:
         """Return for each sequence the number of columns, from the start token on, in which it must end."""
         mask = kwargs.get("attention_mask")
         if mask is not None:
             lengths = mask.long().sum(dim=-1)
-            if not lengths.all():
-                empty = int((lengths == 0).nonzero()[0])
-                raise ValueError(f"Sequence {empty} of the batch has no token: its attention_mask is all 0.")
         else:
             encoded = kwargs.get("encoder_outputs")
             given = (inputs, kwargs.get("input_ids"), kwargs.get("inputs_embeds"), encoded and encoded[0])
@@ -272,6 +315,7 @@ class VaswaniGenerationMixin(GenerationMixin):
         form = getattr(prepared, "length_penalty_form", None)
         if form not in (None, *LENGTH_PENALTY_FORMS):
             raise ValueError(f"length_penalty_form is {form!r}; it must be one of {LENGTH_PENALTY_FORMS}.")
+        check_token_fields(prepared, self._vocab_size())
         return prepared, model_kwargs
 
     def _prepare_cache_for_generation(
@@ -305,10 +349,11 @@ class VaswaniGenerationMixin(GenerationMixin):
                 raise ValueError(
                     "An ensemble needs the paper's search: length_penalty_form='gnmt' and do_sample=False."
                 )
-            options = (logits_processor, stopping_criteria, generation_config, synced_gpus)
-            return super()._beam_search(input_ids, *options, **model_kwargs)  # type: ignore[misc, arg-type]
+            options = (stopping_criteria, generation_config, synced_gpus)
+            search = super()._beam_search  # type: ignore[misc]
+            return _watched(search, input_ids, logits_processor, *options, **model_kwargs)
         beams = generation_config.num_beams
-        prompt, prompt_mask = _prompt_of(input_ids, model_kwargs, beams, self.config.vocab_size)
+        prompt, prompt_mask = _prompt_of(input_ids, model_kwargs, beams)
         searches = _searches(prompt_mask, stopping_criteria, generation_config)
         members = [(self, model_kwargs), *_encode_for(ensemble, self.config, inputs_tensor, model_kwargs, beams)]
         decoders = [_decoder_of(model, arguments, generation_config, synced_gpus) for model, arguments in members]
@@ -361,9 +406,10 @@ class VaswaniGenerationMixin(GenerationMixin):
         if not is_watched and not has_own_cache and kinds <= {*_MINIMUM_LENGTHS, *_OWN_CRITERIA}:
             decoder = fast_decoder(self, model_kwargs, generation_config, synced_gpus)
         if decoder is None:
-            options = (logits_processor, stopping_criteria, generation_config, synced_gpus, streamer)
-            return super()._sample(input_ids, *options, **model_kwargs)  # type: ignore[misc, arg-type]
-        prompt, prompt_mask = _prompt_of(input_ids, model_kwargs, 1, self.config.vocab_size)
+            options = (stopping_criteria, generation_config, synced_gpus, streamer)
+            sample = super()._sample  # type: ignore[misc]
+            return _watched(sample, input_ids, logits_processor, *options, **model_kwargs)
+        prompt, prompt_mask = _prompt_of(input_ids, model_kwargs, 1)
         searches = _searches(prompt_mask, stopping_criteria, generation_config)
         pad, _, endings = _special_tokens(generation_config, stopping_criteria)
         search = BeamSearch(
@@ -413,7 +459,14 @@ class VaswaniGenerationMixin(GenerationMixin):
         -------
         TranslationScores
             Scores under GNMT's length penalty, log-probabilities, and lengths.
+
+        Raises
+        ------
+        ValueError
+            If a batch is empty, a sequence has no token, or a token id is outside the vocabulary.
         """
+        self._check_inputs(input_ids, {"attention_mask": attention_mask})
+        check_token_ids("labels", labels, self._vocab_size(), ignored=IGNORE_INDEX)
         if length_penalty is None:
             length_penalty = self.generation_config.length_penalty
         length_penalty = 1.0 if length_penalty is None else length_penalty
@@ -437,16 +490,21 @@ class VaswaniGenerationMixin(GenerationMixin):
         )
 
 
-def _prompt_of(
-    input_ids: torch.Tensor, arguments: dict[str, Any], beams: int, vocab_size: int
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _watched(loop: Callable[..., Any], input_ids: torch.Tensor, processors: Any, *args: Any, **kwargs: Any) -> Any:
+    """Run a generation loop of transformers, and raise a ValueError if the model's probabilities were NaN."""
+    watch = ProbabilityWatch()
+    try:
+        result = loop(input_ids, LogitsProcessorList([watch, *processors]), *args, **kwargs)
+    except RuntimeError:  # torch does not sample from NaN
+        watch.check()
+        raise
+    watch.check()
+    return result
+
+
+def _prompt_of(input_ids: torch.Tensor, arguments: dict[str, Any], beams: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the start token and forced tokens (B, T), with their mask; the rows of a sequence are copies."""
     prompt, mask = input_ids[::beams], arguments.get("decoder_attention_mask")
-    if ((prompt < 0) | (prompt >= vocab_size)).any():
-        raise ValueError(
-            f"decoder_input_ids has token ids from {int(prompt.min())} to {int(prompt.max())}; "
-            f"the vocabulary has 0 to {vocab_size - 1}."
-        )
     mask = torch.ones_like(prompt) if mask is None else mask[::beams]
     if not mask[:, -1].all():
         raise ValueError("decoder_attention_mask must pad on the left: the last token of every prompt must be real.")

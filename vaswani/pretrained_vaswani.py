@@ -15,6 +15,7 @@ from transformers.modeling_utils import PreTrainedModel
 from transformers.utils import GENERATION_CONFIG_NAME, cached_file
 
 from .configuration_vaswani import VaswaniConfig
+from .generation_checks_vaswani import check_saved_generation_config
 
 # Which class each Auto class loads from a folder that carries this code.
 AUTO_MAP = {
@@ -127,7 +128,8 @@ class VaswaniPreTrainedModel(PreTrainedModel):
         Raises
         ------
         ValueError
-            If another format is asked for.
+            If another format is asked for, or a value of the saved generation configuration exceeds its bound or is a
+            token id outside the vocabulary.
         OSError
             If there is no such model, or it has no safetensors files.
 
@@ -149,6 +151,7 @@ class VaswaniPreTrainedModel(PreTrainedModel):
         model = loaded[0] if isinstance(loaded, tuple) else loaded
         if name is not None and kwargs.get("generation_config") is None and model.can_generate():
             _read_generation_config(name, model, kwargs)
+            check_saved_generation_config(model.generation_config, model.config.vocab_size)
         return loaded
 
     @staticmethod

@@ -4,7 +4,7 @@ import os
 from typing import Any
 
 from huggingface_hub.errors import HfHubHTTPError
-from transformers import AutoConfig, AutoTokenizer, GenerationConfig
+from transformers import AutoConfig, AutoTokenizer
 
 from ..configuration_vaswani import VaswaniConfig
 from ..modeling_vaswani import VaswaniForConditionalGeneration
@@ -55,7 +55,6 @@ def load_translator_parts(
         model, found = VaswaniForConditionalGeneration.from_pretrained(name, **options)
         if lacking := sorted({*found["missing_keys"], *(key for key, *_ in found["mismatched_keys"])}):
             raise ValueError(f"{len(lacking)} of its weights are missing or have another shape, such as {lacking[0]}")
-        _check_search(model.generation_config)
         if not has_file(name, TOKENIZER_CONFIG):  # transformers would do without one that the Hub does not give
             raise ValueError(f"it has no {TOKENIZER_CONFIG}")
         return model, AutoTokenizer.from_pretrained(name, trust_remote_code=False)
@@ -67,16 +66,6 @@ def load_translator_parts(
     except Exception as error:
         kind = "" if type(error) is ValueError else f"{type(error).__name__}: "
         raise ValueError(f"{name} cannot be loaded: {kind}{error}") from error
-
-
-def _check_search(search: GenerationConfig) -> None:
-    """Refuse a search that would fail or never end."""
-    allowed = {"num_beams": (int, 1, 1000), "length_penalty": (int | float, -100, 100)}
-    allowed["max_tokens_beyond_input"] = (int, 0, 10_000)
-    for name, (kind, least, most) in allowed.items():
-        value = getattr(search, name, None)
-        if value is not None and not (isinstance(value, kind) and least <= value <= most):
-            raise ValueError(f"{name}={value!r} in its generation_config.json must be from {least} to {most}")
 
 
 def reason(error: HfHubHTTPError) -> str:
