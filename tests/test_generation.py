@@ -257,7 +257,7 @@ def test_a_beginning_that_is_too_long_is_an_error() -> None:
 def test_a_forced_word_must_be_in_the_vocabulary(word: int, path: str) -> None:
     model = lively_model()
     take(model, path)
-    with pytest.raises(ValueError, match=r"decoder_input_ids has words from .* the vocabulary has 0 to 11"):
+    with pytest.raises(ValueError, match=rf"decoder_input_ids has the token id {word} .* from 0 to 11"):
         model.generate(torch.tensor([[5, 1]]), decoder_input_ids=torch.tensor([[2, word]]))
 
 

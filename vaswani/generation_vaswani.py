@@ -181,6 +181,8 @@ class VaswaniGenerationMixin(GenerationMixin):
 
     config: VaswaniConfig
     get_encoder: Callable[..., Any]
+    get_input_embeddings: Callable[[], Any]
+    get_output_embeddings: Callable[[], Any]
     prepare_decoder_input_ids_from_labels: Callable[[torch.Tensor], torch.Tensor]
 
     def generate(
@@ -350,8 +352,8 @@ class VaswaniGenerationMixin(GenerationMixin):
                     "An ensemble needs the paper's search: length_penalty_form='gnmt' and do_sample=False."
                 )
             options = (stopping_criteria, generation_config, synced_gpus)
-            search = super()._beam_search  # type: ignore[misc]
-            return _watched(search, input_ids, logits_processor, *options, **model_kwargs)
+            loop = super()._beam_search  # type: ignore[misc]
+            return _watched(loop, input_ids, logits_processor, *options, **model_kwargs)
         beams = generation_config.num_beams
         prompt, prompt_mask = _prompt_of(input_ids, model_kwargs, beams)
         searches = _searches(prompt_mask, stopping_criteria, generation_config)
@@ -407,8 +409,8 @@ class VaswaniGenerationMixin(GenerationMixin):
             decoder = fast_decoder(self, model_kwargs, generation_config, synced_gpus)
         if decoder is None:
             options = (stopping_criteria, generation_config, synced_gpus, streamer)
-            sample = super()._sample  # type: ignore[misc]
-            return _watched(sample, input_ids, logits_processor, *options, **model_kwargs)
+            loop = super()._sample  # type: ignore[misc]
+            return _watched(loop, input_ids, logits_processor, *options, **model_kwargs)
         prompt, prompt_mask = _prompt_of(input_ids, model_kwargs, 1)
         searches = _searches(prompt_mask, stopping_criteria, generation_config)
         pad, _, endings = _special_tokens(generation_config, stopping_criteria)

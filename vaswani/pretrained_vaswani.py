@@ -1,12 +1,15 @@
 """What every class of the model shares: capabilities, initialisation, and safe loading and saving."""
 
 import contextlib
+import json
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 from transformers import GenerationConfig
 from transformers import initialization as init
@@ -23,6 +26,10 @@ AUTO_MAP = {
     "AutoModel": "modeling_vaswani.VaswaniModel",
     "AutoModelForSeq2SeqLM": "modeling_vaswani.VaswaniForConditionalGeneration",
 }
+# The parameters that a model may have beyond twice those of its files, such as those of a new head.
+NEW_PARAMETERS = 100_000_000
+# Whether the model that is being loaded refuses weights of another shape by name (`strict=True`).
+_CHECKS_SHAPES: ContextVar[bool] = ContextVar("_CHECKS_SHAPES", default=False)
 
 
 def has_file(name: str | os.PathLike[str], file: str, **options: Any) -> bool:
@@ -54,6 +61,70 @@ def has_file(name: str | os.PathLike[str], file: str, **options: Any) -> bool:
             raise
         return False
     return True
+
+
+def check_inside(folder: str | os.PathLike[str], files: Iterable[str | os.PathLike[str]]) -> None:
+    """Refuse files of a folder that stand elsewhere, behind a link or by their name.
+
+    Parameters
+    ----------
+    folder : str | os.PathLike[str]
+        The folder.
+    files : Iterable[str | os.PathLike[str]]
+        Names of files, relative to it.
+
+    Raises
+    ------
+    ValueError
+        If a file is outside the folder, or is neither a file nor a folder. It names the file.
+
+    Notes
+    -----
+    In the Hub's cache, the links of a folder in `snapshots` lead to `blobs` beside it; these are allowed.
+    """
+    place = Path(folder).resolve()
+    allowed = [place, *(parent.parent / "blobs" for parent in place.parents if parent.name == "snapshots")]
+    for name in files:
+        path = place / name
+        target = path.resolve()
+        if not any(target.is_relative_to(root) for root in allowed):
+            raise ValueError(f"{path} leads to {target}, outside its folder: no file is read or uploaded from there.")
+        if target.exists() and not (target.is_file() or target.is_dir()):
+            raise ValueError(f"{path} is not a regular file.")
+
+
+def check_model_folder(folder: str | os.PathLike[str], subfolder: str = "") -> None:
+    """Refuse a model folder whose files, or files that its index names, stand elsewhere.
+
+    Parameters
+    ----------
+    folder : str | os.PathLike[str]
+        The folder.
+    subfolder : str, default=""
+        Where in the folder the model is.
+
+    Raises
+    ------
+    ValueError
+        If a file is outside the folder. It names the file.
+    """
+    check_inside(folder, [subfolder])
+    place = Path(folder) / subfolder
+    names = [path.name for path in place.iterdir() if not path.is_dir()] if place.is_dir() else []
+    check_inside(folder, [Path(subfolder) / name for name in names])
+    for name in names:
+        if name.endswith(".index.json"):
+            shards = _shards(place / name)
+            check_inside(folder, [Path(subfolder) / shard for shard in shards])
+
+
+def _shards(index: Path) -> list[str]:
+    """Return the names of the files that an index names; none if it is not an index, which loading refuses."""
+    try:
+        weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        return [str(file) for file in weight_map.values()]
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return []
 
 
 class VaswaniPreTrainedModel(PreTrainedModel):
@@ -105,6 +176,7 @@ class VaswaniPreTrainedModel(PreTrainedModel):
         pretrained_model_name_or_path: str | os.PathLike[str] | None,
         *args: Any,
         use_safetensors: bool | None = None,
+        strict: bool = False,
         **kwargs: Any,
     ) -> Any:
         """Load a model, from safetensors files only.
@@ -117,6 +189,11 @@ class VaswaniPreTrainedModel(PreTrainedModel):
             Options of `PreTrainedModel.from_pretrained`.
         use_safetensors : bool | None, default=None
             None or True.
+        strict : bool, default=False
+            Whether to refuse weights that are missing, that the model does not have, whose shape is another one, or
+            that are NaN or infinite. By default as everywhere in transformers: missing weights are initialised and
+            superfluous ones ignored, each with a warning, another shape is an error, and values are not looked at. The
+            commands of this package are always strict.
         **kwargs : Any
             Options of `PreTrainedModel.from_pretrained`.
 
@@ -128,8 +205,9 @@ class VaswaniPreTrainedModel(PreTrainedModel):
         Raises
         ------
         ValueError
-            If another format is asked for, or a value of the saved generation configuration exceeds its bound or is a
-            token id outside the vocabulary.
+            If another format is asked for, `strict` finds weights to refuse, a file of a local folder is a link out of
+            it or its index names a file outside, the configuration describes a model far larger than its files, or a
+            value of the saved generation configuration exceeds its bound or is a token id outside the vocabulary.
         OSError
             If there is no such model, or it has no safetensors files.
 
@@ -141,14 +219,23 @@ class VaswaniPreTrainedModel(PreTrainedModel):
         if use_safetensors is False:
             raise ValueError("use_safetensors=False: weights are loaded from safetensors files only.")
         name = pretrained_model_name_or_path
+        if name is not None and os.path.isdir(name):
+            check_model_folder(name, kwargs.get("subfolder") or "")
+        options = dict(kwargs)
+        if strict:
+            options["output_loading_info"] = True
         try:
-            with _without_conversion():
-                loaded = super().from_pretrained(name, *args, use_safetensors=True, **kwargs)
+            with _without_conversion(), _shapes_checked(strict):
+                loaded: Any = super().from_pretrained(name, *args, use_safetensors=True, **options)
         except OSError as error:
             if "use_safetensors" not in str(error):
                 raise
             raise OSError(f"{name} has no model.safetensors, and weights are not loaded from other formats.") from None
         model = loaded[0] if isinstance(loaded, tuple) else loaded
+        if strict:
+            _check_loading(loaded[1])
+            check_finite_weights(model)
+            loaded = loaded if kwargs.get("output_loading_info") else model
         if name is not None and kwargs.get("generation_config") is None and model.can_generate():
             _read_generation_config(name, model, kwargs)
             check_saved_generation_config(model.generation_config, model.config.vocab_size)
@@ -156,10 +243,21 @@ class VaswaniPreTrainedModel(PreTrainedModel):
 
     @staticmethod
     def _load_pretrained_model(model: Any, state_dict: Any, checkpoint_files: Any, *args: Any, **kwargs: Any) -> Any:
-        """Refuse files that an index or an adapter names and that are not safetensors, before they are opened."""
+        """Refuse other files than safetensors before they are opened, and a model far larger than its files."""
+        stored: dict[str, tuple[int, ...]] = {}
         for file in checkpoint_files or ():
             if not str(file).endswith(".safetensors"):
                 raise OSError(f"{file} is not a safetensors file, and weights are not loaded from other formats.")
+            stored |= _stored_shapes(file)
+        if checkpoint_files and not getattr(model, "is_quantized", False):
+            needed, available = model.num_parameters(), sum(map(math.prod, stored.values()))
+            if needed > 2 * available + NEW_PARAMETERS:
+                raise ValueError(
+                    f"config.json describes a model with {needed} parameters, but the files of its weights have "
+                    f"{available}."
+                )
+            if _CHECKS_SHAPES.get():
+                _check_shapes(model, stored)
         return PreTrainedModel._load_pretrained_model(model, state_dict, checkpoint_files, *args, **kwargs)
 
     def save_pretrained(
@@ -209,6 +307,67 @@ class VaswaniPreTrainedModel(PreTrainedModel):
         return resized
 
 
+def _stored_shapes(file: str | os.PathLike[str]) -> dict[str, tuple[int, ...]]:
+    """Read the shapes in a safetensors file: eight bytes tell the length of its header, which has them."""
+    try:
+        with open(file, "rb") as opened:
+            length = int.from_bytes(opened.read(8), "little")
+            header = json.loads(opened.read(min(length, os.path.getsize(file))))
+        return {name: tuple(map(int, entry["shape"])) for name, entry in header.items() if name != "__metadata__"}
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise ValueError(f"{file} is damaged: its header cannot be read.") from None
+
+
+@contextlib.contextmanager
+def _shapes_checked(enabled: bool) -> Iterator[None]:
+    """Have every model that is loaded meanwhile refuse weights of another shape."""
+    token = _CHECKS_SHAPES.set(enabled)
+    try:
+        yield
+    finally:
+        _CHECKS_SHAPES.reset(token)
+
+
+def _check_shapes(model: PreTrainedModel, stored: dict[str, tuple[int, ...]]) -> None:
+    """Raise a ValueError that names a stored weight whose shape is not the model's."""
+    prefix = f"{model.base_model_prefix}."
+    expected = {name: tuple(weight.shape) for name, weight in model.state_dict().items()}
+    for name, shape in stored.items():
+        names = (name, name.removeprefix(prefix), prefix + name)
+        wanted = next((expected[key] for key in names if key in expected), shape)
+        if shape != wanted:
+            raise ValueError(f"the weight {name} has the shape {shape}; the configuration makes it {wanted}")
+
+
+def _check_loading(found: dict[str, Any]) -> None:
+    """Raise a ValueError that names a weight which is missing or superfluous."""
+    for kind, text in (("missing_keys", "missing"), ("unexpected_keys", "not part of the model")):
+        if keys := sorted(found[kind]):
+            raise ValueError(f"{len(keys)} of its weights are {text}, such as {keys[0]}")
+
+
+def check_finite_weights(model: nn.Module) -> None:
+    """Refuse a model with weights that are NaN or infinite.
+
+    Parameters
+    ----------
+    model : nn.Module
+        The model, quantised or not.
+
+    Raises
+    ------
+    ValueError
+        If a weight is NaN or infinite. It names the weight.
+    """
+    for name, weight in model.named_parameters():
+        try:
+            is_finite = bool(torch.isfinite(weight).all())
+        except (NotImplementedError, RuntimeError, TypeError):  # a quantised weight knows few operations
+            is_finite = bool(torch.isfinite(weight.dequantize()).all())
+        if not is_finite:
+            raise ValueError(f"the weight {name} has values that are NaN or infinite")
+
+
 @contextlib.contextmanager
 def _without_conversion() -> Iterator[None]:
     """Keep transformers from asking a service to convert a model."""
@@ -233,4 +392,4 @@ def _read_generation_config(name: Any, model: Any, options: dict[str, Any]) -> N
         model.generation_config = GenerationConfig.from_pretrained(name, **download)
 
 
-__all__ = ["VaswaniPreTrainedModel", "has_file"]
+__all__ = ["VaswaniPreTrainedModel", "check_finite_weights", "check_inside", "check_model_folder", "has_file"]

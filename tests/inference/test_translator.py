@@ -245,7 +245,7 @@ def test_broken_weights_are_named(folders: list[str]) -> None:
     translator = Translator.from_pretrained(folders[0])
     with torch.no_grad():
         translator.models[0].model.decoder.layers[0].self_attn.q_proj.weight.fill_(float("nan"))
-    with pytest.raises(ValueError, match="no score for any translation: its weights are broken"):
+    with pytest.raises(ValueError, match="probabilities are NaN: its weights"):
         list(translator.translate(SENTENCES))
 
 
@@ -383,6 +383,22 @@ def test_a_limit_too_small_for_a_letter_is_said(folders: list[str]) -> None:
     translator = Translator.from_pretrained(folders[0], max_source_tokens=3, long_lines="split")
     with pytest.raises(ValueError, match="max_source_tokens=3 is too small: '日' has 4 tokens"):
         list(translator.translate(["日本"]))
+
+
+@pytest.mark.parametrize(("long_lines", "most"), [("refuse", 51_200), ("split", 1_000_000)])
+def test_a_line_of_ten_megabytes_is_refused_before_it_is_tokenised(
+    long_lines: str, most: int, folders: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    translator = Translator.from_pretrained(folders[0], long_lines=long_lines)
+    monkeypatch.setattr(translator, "tokenizer", None)
+    line, message = "a" * 10_000_000, f"Line 2 has 10000000 characters, more than the {most} of max_source_tokens=512"
+    with pytest.raises(ValueError, match=message):
+        list(translator.translate(["one", line]))
+    with pytest.raises(ValueError, match=message):
+        list(translator.translate(["one", "two"], prefixes=["eins", line]))
+    for pair in ((line, "eins"), ("one", line)):
+        with pytest.raises(ValueError, match=message):
+            list(translator.score([("one", "eins"), pair]))
 
 
 def test_learned_positions_lower_the_limit(tokenizer: VaswaniTokenizer) -> None:

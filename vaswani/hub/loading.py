@@ -1,6 +1,8 @@
 """The loading of a stranger's model: whole or not at all, without code of theirs, and with errors that name it."""
 
+import contextlib
 import os
+from collections.abc import Iterator
 from typing import Any
 
 from huggingface_hub.errors import HfHubHTTPError
@@ -8,7 +10,7 @@ from transformers import AutoConfig, AutoTokenizer
 
 from ..configuration_vaswani import VaswaniConfig
 from ..modeling_vaswani import VaswaniForConditionalGeneration
-from ..pretrained_vaswani import has_file
+from ..pretrained_vaswani import check_model_folder, has_file
 from .shipped import folder_or_name
 
 TOKENIZER_CONFIG = "tokenizer_config.json"
@@ -48,16 +50,17 @@ def load_translator_parts(
     """
     name = folder_or_name(name)
     try:
+        if os.path.isdir(name):
+            check_model_folder(name)
         config = AutoConfig.from_pretrained(name, trust_remote_code=False, **(changes or {}))
         if not isinstance(config, VaswaniConfig):
             raise ValueError(f"it is a model of type {config.model_type!r}, not {VaswaniConfig.model_type!r}")
-        options = {"config": config, "output_loading_info": True, **options}
-        model, found = VaswaniForConditionalGeneration.from_pretrained(name, **options)
-        if lacking := sorted({*found["missing_keys"], *(key for key, *_ in found["mismatched_keys"])}):
-            raise ValueError(f"{len(lacking)} of its weights are missing or have another shape, such as {lacking[0]}")
+        model = VaswaniForConditionalGeneration.from_pretrained(name, config=config, strict=True, **options)
         if not has_file(name, TOKENIZER_CONFIG):  # transformers would do without one that the Hub does not give
             raise ValueError(f"it has no {TOKENIZER_CONFIG}")
-        return model, AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+        tokenizer = load_tokenizer(name)
+        check_tokenizer(tokenizer, config.vocab_size)
+        return model, tokenizer
     except OSError as error:
         answer = _answer_behind(error)
         if answer is not None and answer.response.status_code != 404:
@@ -66,6 +69,78 @@ def load_translator_parts(
     except Exception as error:
         kind = "" if type(error) is ValueError else f"{type(error).__name__}: "
         raise ValueError(f"{name} cannot be loaded: {kind}{error}") from error
+
+
+def load_tokenizer(name: str | os.PathLike[str]) -> Any:
+    """Load a tokenizer, without code of its folder.
+
+    Parameters
+    ----------
+    name : str | os.PathLike[str]
+        Folder or Hub name.
+
+    Returns
+    -------
+    Any
+        The tokenizer.
+
+    Raises
+    ------
+    ValueError
+        If the library for tokenizers panics over its files.
+    """
+    with panics_as_errors("The tokenizer"):
+        return AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+
+
+def check_tokenizer(tokenizer: Any, vocab_size: int) -> None:
+    """Refuse a tokenizer that makes token ids outside a model's vocabulary.
+
+    Parameters
+    ----------
+    tokenizer : Any
+        The tokenizer.
+    vocab_size : int
+        Size of the model's vocabulary.
+
+    Raises
+    ------
+    ValueError
+        If a token has such an id. It names the token.
+    """
+    token, largest = max(tokenizer.get_vocab().items(), key=lambda entry: entry[1], default=("", 0))
+    if largest >= vocab_size:
+        raise ValueError(
+            f"the token {token!r} of its tokenizer has the id {largest}; the vocabulary has {vocab_size} tokens, "
+            f"from 0 to {vocab_size - 1}"
+        )
+
+
+@contextlib.contextmanager
+def panics_as_errors(what: str) -> Iterator[None]:
+    """Turn a panic of the library for tokenizers, which is not an Exception, into an error.
+
+    Parameters
+    ----------
+    what : str
+        What is at work, for the error.
+
+    Yields
+    ------
+    None
+        To run the block.
+
+    Raises
+    ------
+    ValueError
+        If the library panics, or refuses with an error of no particular type.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if type(error) is Exception or type(error).__name__ == "PanicException":
+            raise ValueError(f"{what} is broken: {str(error) or repr(error)}") from error
+        raise
 
 
 def reason(error: HfHubHTTPError) -> str:
@@ -94,4 +169,4 @@ def _answer_behind(error: BaseException | None) -> HfHubHTTPError | None:
     return error
 
 
-__all__ = ["load_translator_parts", "reason"]
+__all__ = ["check_tokenizer", "load_tokenizer", "load_translator_parts", "panics_as_errors", "reason"]

@@ -12,6 +12,7 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 from huggingface_hub.utils import httpx, validate_repo_id
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
+from ..pretrained_vaswani import check_model_folder
 from .card import card_for_folder, make_card
 from .loading import load_translator_parts, reason
 from .results import read_object, read_results
@@ -61,14 +62,14 @@ def push_folder(
     Raises
     ------
     ValueError
-        If the folder is no complete model or the name is impossible, before anything is sent.
+        If the folder is not a complete model or the name is impossible, before anything is sent.
     OSError
         If the Hub refuses or cannot be reached. A commit is there whole or not at all.
     """
     try:
         validate_repo_id(name)
     except HFValidationError as error:
-        raise ValueError(f"{name!r} is no name of a repository: {error}") from None
+        raise ValueError(f"{name!r} is not a name of a repository: {error}") from None
     model = check_folder(folder)
     files = _published_files(folder)
     api = HfApi()
@@ -115,6 +116,7 @@ def check_folder(folder: Path) -> Any:
     """
     if not folder.is_dir():
         raise ValueError(f"There is no folder {folder}.")
+    check_model_folder(folder)
     shards = [SAFE_WEIGHTS_NAME]
     if not (folder / SAFE_WEIGHTS_NAME).is_file() and (folder / SAFE_WEIGHTS_INDEX_NAME).is_file():
         named = read_object(folder / SAFE_WEIGHTS_INDEX_NAME).get("weight_map")
@@ -122,9 +124,9 @@ def check_folder(folder: Path) -> Any:
             raise ValueError(f"{folder / SAFE_WEIGHTS_INDEX_NAME} has no weight_map with a file for each weight.")
         shards = sorted(set(named.values()))
     if missing := [file for file in (*NEEDED, *shards) if not (folder / file).is_file()]:
-        raise ValueError(f"{folder} is no complete model: it has no {', '.join(missing)}.")
+        raise ValueError(f"{folder} is not a complete model: it has no {', '.join(missing)}.")
     if outside := [file for file in shards if not any(fnmatch.fnmatch(file, pattern) for pattern in WEIGHTS)]:
-        raise ValueError(f"{folder / SAFE_WEIGHTS_INDEX_NAME} names {outside[0]!r}: that is no part of the folder.")
+        raise ValueError(f"{folder / SAFE_WEIGHTS_INDEX_NAME} names {outside[0]!r}: that is not part of the folder.")
     return load_translator_parts(folder)[0]
 
 
@@ -145,7 +147,7 @@ def _card_for(folder: Path, name: str) -> str:
             text = file.read_text(encoding="utf-8")
             ModelCard(text)
         except (ValueError, yaml.YAMLError) as error:
-            raise ValueError(f"{file} is no valid card: {error}") from None
+            raise ValueError(f"{file} is not a valid card: {error}") from None
         results = read_results(folder)
         if "model" not in results or str(make_card(results)) != text:
             return text

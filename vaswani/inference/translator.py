@@ -15,13 +15,16 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase, TorchAoConfi
 
 from ..data.batching import PairCollator
 from ..generation_vaswani import paper_generation_config
-from ..hub.loading import load_translator_parts
+from ..hub.loading import load_translator_parts, panics_as_errors
 
 # Lines that are read at once, sorted by length and put into batches.
 WINDOW = 2048
 BATCH_TOKENS = 16_384
 MAX_SOURCE_TOKENS = 512
 LONG_LINES = ("refuse", "split")
+# A line with more characters is refused before it is tokenised: for each token that it may have, or where it is split.
+CHARACTERS_PER_TOKEN = 100
+MAX_SPLIT_CHARACTERS = 1_000_000
 
 # What limits the length of translations; without any of them transformers would cut them after 20 words.
 LENGTH_LIMITS = ("max_length", "max_new_tokens", "max_tokens_beyond_input")
@@ -89,7 +92,9 @@ class Translator:
         Tokens that a source may have, the end symbol included; fewer if a model has learned fewer positions.
     long_lines : str, default="refuse"
         What becomes of longer ones: "refuse" raises a ValueError; "split" cuts them at ends of sentences, else at
-        spaces, else anywhere, and joins the translations of the parts with spaces.
+        spaces, else anywhere, and joins the translations of the parts with spaces. A line of more than 100 characters
+        for each of `max_source_tokens`, or of more than 1,000,000 where lines are split, is refused without being
+        tokenised.
     **options : Any
         Options of the search that differ from those of `search_config`, such as `num_beams` or `length_penalty`.
 
@@ -280,8 +285,10 @@ class Translator:
         """
         number = 1
         for window in windows_of(pairs):
-            sources = self.tokenizer([source for source, _ in window])["input_ids"]
-            targets = self.tokenizer(text_target=[target for _, target in window])["input_ids"]
+            for lines in zip(*window, strict=True):
+                self._check_characters(lines, number)
+            sources = self._encode([source for source, _ in window])["input_ids"]
+            targets = self._encode(text_target=[target for _, target in window])["input_ids"]
             for index, source in enumerate(sources):
                 if len(source) > self.max_source_tokens:
                     raise ValueError(self._too_long(number + index, len(source)) + ".")
@@ -307,10 +314,12 @@ class Translator:
 
     def _parts(self, lines: Sequence[str], prefixes: Sequence[str], first_number: int) -> list[_Part]:
         """Encode all lines with text; a line that is too long is refused, or gives several parts."""
+        for each in (lines, prefixes):
+            self._check_characters(each, first_number)
         with_text = [index for index, line in enumerate(lines) if line.strip()]
         if not with_text:
             return []
-        encoded = self.tokenizer([lines[index] for index in with_text])["input_ids"]
+        encoded = self._encode([lines[index] for index in with_text])["input_ids"]
         parts = []
         for index, source in zip(with_text, encoded, strict=True):
             sources = [source]
@@ -318,17 +327,30 @@ class Translator:
                 if self.long_lines == "refuse":
                     other = "; long_lines='split' translates it in parts."
                     raise ValueError(self._too_long(first_number + index, len(source)) + other)
-                sources = [self.tokenizer(text)["input_ids"] for text in self._split(lines[index])]
-            prefix = self.tokenizer(text_target=prefixes[index], add_special_tokens=False)["input_ids"]
+                sources = [self._encode(text)["input_ids"] for text in self._split(lines[index])]
+            prefix = self._encode(text_target=prefixes[index], add_special_tokens=False)["input_ids"]
             parts += [_Part(index, each, [] if rank else prefix) for rank, each in enumerate(sources)]
         return parts
+
+    def _check_characters(self, lines: Sequence[str], first_number: int) -> None:
+        """Refuse a line that is too long whatever its tokens are, before minutes are spent on tokenising it."""
+        most = CHARACTERS_PER_TOKEN * self.max_source_tokens
+        most = max(most, MAX_SPLIT_CHARACTERS) if self.long_lines == "split" else most
+        for number, line in enumerate(lines, start=first_number):
+            if len(line) > most:
+                limit = f"max_source_tokens={self.max_source_tokens} and long_lines={self.long_lines!r}"
+                raise ValueError(f"Line {number} has {len(line)} characters, more than the {most} of {limit}.")
+
+    def _encode(self, *args: Any, **kwargs: Any) -> Any:
+        with panics_as_errors("The tokenizer"):
+            return self.tokenizer(*args, **kwargs)
 
     def _too_long(self, number: int, length: int) -> str:
         return f"Line {number} has {length} tokens, more than the limit of max_source_tokens={self.max_source_tokens}"
 
     def _split(self, line: str) -> list[str]:
         """Cut a line into parts within the limit, each as long as a cut at the best kind of place allows."""
-        offsets = self.tokenizer(line, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
+        offsets = self._encode(line, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
         starts = [start for start, _ in offsets]
         parts, start = [], 0
         while start < len(line):
@@ -336,7 +358,7 @@ class Translator:
             furthest = starts[first_outside] if first_outside < len(starts) else len(line)
             while True:
                 stop = max(_cut(line, start, furthest), start + 1)
-                length = len(self.tokenizer(line[start:stop].strip())["input_ids"])
+                length = len(self._encode(line[start:stop].strip())["input_ids"])
                 if length <= self.max_source_tokens:
                     break
                 if stop == start + 1:

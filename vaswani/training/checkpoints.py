@@ -18,6 +18,7 @@ from transformers.utils import CONFIG_NAME, GENERATION_CONFIG_NAME, SAFE_WEIGHTS
 from ..configuration_vaswani import VaswaniConfig
 from ..generation_vaswani import chosen_or_paper_config
 from ..hub.results import write_results
+from ..pretrained_vaswani import check_inside
 
 logger = logging.get_logger(__name__)
 
@@ -147,6 +148,7 @@ def average_checkpoints(
     for folder in folders:
         if not (folder / SAFE_WEIGHTS_NAME).is_file():
             raise ValueError(f"{folder} is no checkpoint: it has no {SAFE_WEIGHTS_NAME}.")
+        check_inside(folder, [path.relative_to(folder) for path in folder.rglob("*")])
 
     averaged = _mean([folder / SAFE_WEIGHTS_NAME for folder in folders], torch.float16 if half else None)
     unfinished = output.with_name(f".averaging-{output.name}")
