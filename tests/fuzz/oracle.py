@@ -72,7 +72,8 @@ def result_of(call: Callable[[], Any], allowed: tuple[type[Exception], ...] = CL
         with time_limit():
             return call()
     except allowed as error:
-        assert str(error).strip(), f"{type(error).__name__} without words"
+        if not str(error).strip():
+            raise AssertionError(f"{type(error).__name__} without words") from error
         return error
 
 

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import pytest
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from hypothesis import given
@@ -10,6 +11,8 @@ from hypothesis import strategies as st
 from tests.fuzz.oracle import CLEAR_ERRORS, assert_paths_agree, assert_same_numbers, result_of, share_of_cases
 from tests.fuzz.strategies import batches, generation_options, labels, models, mostly, prompts
 from vaswani import VaswaniConfig, VaswaniForConditionalGeneration
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers, about unusual options
 
 VALUES = st.one_of(
     st.none(),
