@@ -94,6 +94,7 @@ class WaitingFinder:
     def __init__(self, module_name: str, action: Callable[[ModuleType], None]) -> None:
         self.module_name = module_name
         self.action = action
+        self.is_searching = False
 
     def find_spec(self, name: str, *args: Any) -> ModuleSpec | None:
         """Have the loader of the awaited module call the function when it is done.
@@ -109,9 +110,14 @@ class WaitingFinder:
         -------
         ModuleSpec | None
             How to load the module, or None to leave it to the other finders.
+
+        Notes
+        -----
+        Another package's finder may ask all finders too, this one among them: while it searches, it finds nothing.
         """
-        if name != self.module_name:
+        if name != self.module_name or self.is_searching:
             return None
+        self.is_searching = True
         try:
             found = (finder.find_spec(name, *args) for finder in sys.meta_path if finder is not self)
             spec = next((spec for spec in found if spec is not None), None)
@@ -119,6 +125,8 @@ class WaitingFinder:
                 self._act_after(spec.loader)
         except Exception:
             return None
+        finally:
+            self.is_searching = False
         return spec
 
     def _act_after(self, loader: "Loader") -> None:

@@ -155,6 +155,39 @@ def test_the_order_of_imports_does_not_matter_and_nothing_is_imported_early(prea
 
 
 @pytest.mark.process
+@pytest.mark.parametrize("comes_first", [True, False])
+def test_another_hook_that_asks_all_finders_does_not_make_ours_recur(comes_first: bool, saved_folder: str) -> None:
+    code = """
+        import sys, vaswani_autoload
+        class Other:
+            depth = most = 0
+            def find_spec(self, name, *args):
+                if name not in vaswani_autoload.TABLES:
+                    return None
+                Other.depth += 1
+                Other.most = max(Other.depth, Other.most)
+                try:
+                    found = (finder.find_spec(name, *args) for finder in sys.meta_path if finder is not self)
+                    return next((spec for spec in found if spec is not None), None)
+                finally:
+                    Other.depth -= 1
+        if sys.argv[2] == "True":
+            sys.meta_path.insert(0, Other())
+        vaswani_autoload.install()
+        if sys.argv[2] == "False":
+            sys.meta_path.insert(0, Other())
+        from transformers import AutoConfig
+        print(Other.most, type(AutoConfig.from_pretrained(sys.argv[1])).__name__)
+    """
+    environment = {"PYTHONPATH": str(ROOT), "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+    finished = run(code, saved_folder, str(comes_first), **environment)
+    assert finished.returncode == 0, finished.stderr
+    depth, name = finished.stdout.splitlines()[-1].split()
+    assert name == "VaswaniConfig"
+    assert int(depth) <= 3  # once itself, and once in the search of each of our two finders
+
+
+@pytest.mark.process
 def test_it_can_be_switched_off(saved_folder: str) -> None:
     code = "import sys, torch; from transformers import AutoConfig; AutoConfig.from_pretrained(sys.argv[1])"
     finished = run(code, saved_folder, VASWANI_AUTOLOAD="0")

@@ -1,7 +1,7 @@
 """What `generate()` accepts: bounds of a saved generation configuration, and token ids inside the vocabulary."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -98,8 +98,7 @@ def check_saved_generation_config(config: GenerationConfig, vocab_size: int) -> 
     """
     for name, (least, most) in (COUNTS | NUMBERS).items():
         value = getattr(config, name, None)
-        kinds = int if name in COUNTS else int | float
-        is_number = isinstance(value, kinds) and not isinstance(value, bool)
+        is_number = _is_number(value, int) if name in COUNTS else _is_number(value)
         if value is not None and not (is_number and least <= value <= most):
             kind = "a whole number" if name in COUNTS else "a number"
             raise ValueError(_saved(name, value, f"{kind} from {least} to {most}"))
@@ -107,6 +106,10 @@ def check_saved_generation_config(config: GenerationConfig, vocab_size: int) -> 
         value = getattr(config, name, None)
         if value is not None and not isinstance(value, bool):
             raise ValueError(_saved(name, value, "true or false"))
+    for name, (allowed, is_allowed) in FORMS.items():
+        value = getattr(config, name, None)
+        if value is not None and not is_allowed(value):
+            raise ValueError(_saved(name, value, allowed))
     ends = config.eos_token_id
     if isinstance(ends, list) and len(ends) > MAX_END_TOKENS:
         raise ValueError(
@@ -114,6 +117,46 @@ def check_saved_generation_config(config: GenerationConfig, vocab_size: int) -> 
             "allowed."
         )
     check_token_fields(config, vocab_size)
+
+
+def _is_number(value: Any, kinds: Any = int | float) -> bool:
+    return isinstance(value, kinds) and not isinstance(value, bool)
+
+
+def _is_one_id(value: Any) -> bool:
+    return _is_number(value, int)
+
+
+def _is_list_of_ids(value: Any) -> bool:
+    return isinstance(value, list) and all(map(_is_one_id, value))
+
+
+def _is_decay(value: Any) -> bool:
+    is_pair = isinstance(value, list | tuple) and len(value) == 2
+    return is_pair and _is_number(value[0], int) and _is_number(value[1])
+
+
+def _is_watermark(value: Any) -> bool:
+    fields = vars(value) if not isinstance(value, dict) else value
+    return all(_is_number(fields.get(name, 1)) for name in ("bias", "greenlist_ratio")) and all(
+        _is_number(fields.get(name, 1), int) for name in ("hashing_key", "context_width")
+    )
+
+
+# Fields of other forms: what is allowed, and whether a value is.
+FORMS: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    **dict.fromkeys(
+        ("pad_token_id", "bos_token_id", "decoder_start_token_id", "forced_bos_token_id"),
+        ("a token id", _is_one_id),
+    ),
+    **dict.fromkeys(
+        ("eos_token_id", "forced_eos_token_id"),
+        ("a token id or a list of them", lambda value: _is_one_id(value) or _is_list_of_ids(value)),
+    ),
+    **dict.fromkeys(("suppress_tokens", "begin_suppress_tokens"), ("a list of token ids", _is_list_of_ids)),
+    "exponential_decay_length_penalty": ("a whole number and a number", _is_decay),
+    "watermarking_config": ("made of numbers", _is_watermark),
+}
 
 
 def _saved(name: str, value: Any, allowed: str) -> str:

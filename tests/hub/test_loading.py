@@ -157,6 +157,26 @@ def test_an_index_that_names_a_file_elsewhere_is_refused(place: str, folder: Pat
             load(folder)
 
 
+@pytest.mark.parametrize("place", ["../../../../other", "absolute"])
+def test_an_index_in_the_hubs_cache_that_names_a_file_elsewhere_is_refused(
+    place: str, folder: Path, tmp_path: Path
+) -> None:
+    repository, commit = tmp_path / "cache" / "models--some--body", "0" * 40
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs" / "main").write_text(commit)
+    snapshot, other = repository / "snapshots" / commit, tmp_path / "other"
+    snapshot.parent.mkdir()
+    shutil.move(folder, snapshot)
+    other.mkdir()
+    shard = other / "model-00001-of-00001.safetensors"
+    (snapshot / "model.safetensors").rename(shard)
+    named = str(shard) if place == "absolute" else f"{place}/{shard.name}"
+    weight_map = dict.fromkeys(load_file(shard), named)
+    (snapshot / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    with pytest.raises(ValueError, match="Invalid filename"):  # huggingface_hub refuses it
+        VaswaniForConditionalGeneration.from_pretrained("some/body", cache_dir=tmp_path / "cache")
+
+
 def test_a_subfolder_that_leads_out_is_refused(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "outer").mkdir()
     (tmp_path / "outer" / "link").symlink_to(folder)

@@ -17,6 +17,7 @@ COMMANDS = {
     "score": "tell how probable given translations are: score, log P and length",
     "evaluate": "score translations of a corpus: BLEU, chrF and the paper's BLEU",
     "card": "write a model's card, from its run's results and an about file",
+    "check": "check a model's folder: weights, tokenizer, generation configuration, card",
     "push": "upload a model's folder to the Hub",
     "benchmark": "measure speed and memory beside other engines, same weights",
     "env": "print versions, CPU, kernels, threads, devices and fast paths, for a bug report",

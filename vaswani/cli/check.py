@@ -1,0 +1,39 @@
+"""`vaswani check`: whether a model folder is complete and sound."""
+
+import argparse
+
+
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    """Add the options of the command.
+
+    Parameters
+    ----------
+    command : argparse.ArgumentParser
+        Parser of the command.
+    """
+    command.add_argument("folder", help="the model's folder, or the name of a model of the package")
+
+
+def run(options: argparse.Namespace) -> None:
+    """Print a line for each check; exit with 1 if one failed.
+
+    Parameters
+    ----------
+    options : argparse.Namespace
+        The parsed options.
+    """
+    from transformers.utils import logging
+
+    from ..hub.check import check_model
+
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    checks = check_model(options.folder)
+    for check in checks:
+        text = check.text if len(check.text) <= 300 else f"{check.text[:300]}..."
+        print(f"{'ok  ' if check.passed else 'FAIL'}  {check.name:13}  {text}")
+    if not all(check.passed for check in checks):
+        raise SystemExit(1)
+
+
+__all__ = ["add_arguments", "run"]
