@@ -184,6 +184,7 @@ def test_an_output_embedding_with_more_rows_than_the_embedding_is_refused() -> N
 @pytest.mark.parametrize(
     ("name", "value", "allowed"),
     [
+        ("num_beams", 0, "it must be a whole number of at least 1"),
         ("num_return_sequences", 0, "it must be a whole number of at least 1"),
         ("length_penalty", float("nan"), "it must be a finite number"),
         ("length_penalty", float("-inf"), "it must be a finite number"),

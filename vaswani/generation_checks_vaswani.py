@@ -208,9 +208,11 @@ def check_search_options(config: GenerationConfig) -> None:
     ValueError
         If an option is impossible. It names the option, the value and what is allowed.
     """
-    count, penalty = config.num_return_sequences, config.length_penalty
-    if count is not None and (not isinstance(count, int) or count < 1):
-        raise ValueError(f"num_return_sequences is {_short(count)}; it must be a whole number of at least 1.")
+    penalty = config.length_penalty
+    for name in ("num_beams", "num_return_sequences"):
+        count = getattr(config, name)
+        if count is not None and (not isinstance(count, int) or count < 1):
+            raise ValueError(f"{name} is {_short(count)}; it must be a whole number of at least 1.")
     if penalty is not None and not (isinstance(penalty, int | float) and math.isfinite(penalty)):
         raise ValueError(f"length_penalty is {_short(penalty)}; it must be a finite number.")
 

@@ -104,6 +104,7 @@ def batches(draw: st.DrawFn, vocab_size: int) -> dict[str, torch.Tensor]:
         if draw(mostly(st.just(False), st.just(True), 60)):
             shape = rows + 1, columns
         mask = draw(masks(*shape, ("right", "right", "left", "anywhere")))
+        mask[:rows] |= (ids < 0) | (ids >= vocab_size)  # an unpadded batch does not have what is hidden
         batch["attention_mask"] = laid_out(mask.to(draw(MASK_TYPES)), draw(LAYOUTS))
     return batch
 
@@ -125,7 +126,8 @@ def prompts(draw: st.DrawFn, rows: int, vocab_size: int) -> dict[str, torch.Tens
     prompt = {"decoder_input_ids": laid_out(ids, draw(LAYOUTS))}
     if draw(st.booleans()):
         side = draw(mostly(st.just("left"), st.just("right"), 20))
-        mask = draw(masks(rows, columns, (side,))).to(draw(MASK_TYPES))
+        mask = draw(masks(rows, columns, (side,))) | (ids < 0) | (ids >= vocab_size)
+        mask = mask.to(draw(MASK_TYPES))
         prompt["decoder_attention_mask"] = laid_out(mask, draw(LAYOUTS))
     return prompt
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tests.fuzz.oracle import CLEAR_ERRORS, assert_paths_agree, assert_same_numbers, result_of, share_of_cases
 from tests.fuzz.strategies import batches, generation_options, labels, models, mostly, prompts
 from vaswani import VaswaniConfig, VaswaniForConditionalGeneration
+from vaswani.generation_vaswani import paper_generation_config
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers, about unusual options
 
@@ -49,6 +50,8 @@ def test_translations_agree(data: st.DataObject) -> None:
     if data.draw(mostly(st.just(False), st.just(True), 3)):
         batch |= data.draw(prompts(len(batch["input_ids"]), vocab_size))
     options = data.draw(generation_options(vocab_size))
+    if data.draw(mostly(st.just(True), st.just(False), 3)):
+        model.generation_config = paper_generation_config(model.config)
 
     def same(plain: Any, fast: Any) -> None:
         if isinstance(plain, torch.Tensor):
