@@ -178,3 +178,51 @@ def test_an_output_embedding_with_more_rows_than_the_embedding_is_refused() -> N
     for mode in MODES.values():
         with pytest.raises(ValueError, match="lm_head has 500041 rows, and the embedding 41"):
             model.generate(INPUT_IDS, **mode)
+
+
+@pytest.mark.parametrize("mode", MODES.values(), ids=MODES.keys())
+@pytest.mark.parametrize(
+    ("name", "value", "allowed"),
+    [
+        ("num_beams", 0, "it must be a whole number of at least 1"),
+        ("num_return_sequences", 0, "it must be a whole number of at least 1"),
+        ("length_penalty", float("nan"), "it must be a finite number"),
+        ("length_penalty", float("-inf"), "it must be a finite number"),
+    ],
+)
+def test_an_impossible_option_is_named(mode: dict, name: str, value: Any, allowed: str) -> None:
+    with pytest.raises(ValueError, match=f"{name} is {value}; {allowed}"):
+        tiny_model().generate(INPUT_IDS, **{**mode, name: value})
+
+
+@pytest.mark.parametrize("penalty", [1e3, -1e3, 1e308, -1e308])
+def test_an_extreme_length_penalty_has_an_effect_or_is_refused(penalty: float) -> None:
+    model = tiny_model()
+    output = model.generate(INPUT_IDS, **PAPER, length_penalty=penalty, return_dict_in_generate=True)
+    assert not output.sequences_scores.isnan().any()
+    assert not model.score(INPUT_IDS, INPUT_IDS, length_penalty=penalty).sequences_scores.isnan().any()
+    options = {"num_beams": 3, "max_new_tokens": 20, "length_penalty_form": "power"}
+    with pytest.raises(ValueError, match=r"length_penalty is .*; for up to 21 tokens it must be from -229.9 to 229.9"):
+        model.generate(INPUT_IDS, **options, length_penalty=penalty)
+
+
+@pytest.mark.parametrize("fast", [True, False])
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"input_ids": torch.tensor([[3, 4], [3, 41]])}, "input_ids has the token id 41 in sequence 1"),
+        ({"labels": torch.tensor([[3, 10**9], [3, 4]])}, "labels has the token id 1000000000 in sequence 0"),
+        ({"labels": torch.tensor([[3, -1], [3, 4]])}, "labels has the token id -1 in sequence 0"),
+        ({"decoder_input_ids": torch.tensor([[-1, 3], [3, 4]])}, "decoder_input_ids has the token id -1 in sequence 0"),
+        ({"attention_mask": torch.ones(3, 2)}, r"attention_mask has the shape \(3, 2\); it must be \(2, 2\)"),
+        ({"decoder_input_ids": torch.tensor([[3, 4, 5]] * 2)}, r"labels has the shape \(2, 2\); .* \(2, 3\)"),
+        ({"labels": torch.tensor([[3, 4]] * 3)}, "labels has 3 sequences; it must have as many as input_ids, 2"),
+    ],
+)
+def test_inputs_that_do_not_fit_are_named_by_forward(changes: dict, words: str, training: bool, fast: bool) -> None:
+    model = tiny_model().train(training)
+    model.set_fast_paths(fast)
+    ids = torch.tensor([[3, 4], [5, 6]])
+    with pytest.raises(ValueError, match=words):
+        model(**{"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids, **changes})

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from transformers.generation import LogitsProcessorList, StoppingCriteriaList
 
-from .generation_checks_vaswani import check_probabilities
+from .generation_checks_vaswani import LARGEST_EXPONENT, check_probabilities
 
 
 def gnmt_penalty(length: int, length_penalty: float) -> float:
@@ -29,9 +29,13 @@ def gnmt_penalty(length: int, length_penalty: float) -> float:
     Returns
     -------
     float
-        ((5 + length) / 6) ** length_penalty.
+        ((5 + length) / 6) ** length_penalty, between e^-700 and e^700, which floating-point numbers can express.
     """
-    return ((5 + length) / 6) ** length_penalty
+    base = (5 + length) / 6
+    exponent = length_penalty * math.log(base)
+    if abs(exponent) < LARGEST_EXPONENT:
+        return base**length_penalty
+    return math.exp(math.copysign(LARGEST_EXPONENT, exponent))
 
 
 @dataclass

@@ -41,6 +41,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils import generic, logging, output_capturing
 
 from .configuration_vaswani import IGNORE_INDEX
+from .generation_checks_vaswani import check_model_inputs
 
 logger = logging.get_logger(__name__)
 
@@ -129,17 +130,22 @@ def fast_encoding(forward: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(forward)
     def encode(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if not torch.compiler.is_compiling():
-            arguments = {**dict(zip(names, args, strict=False)), **kwargs}
-            path, reason = encoding_path(self, arguments)
-            logger.debug("encoding: %s %s", path, reason)
-            if path != "modules":
-                weights = _Weights(self)
-                states = _room("encoding").encode(self, arguments, use_kernels=path == "kernels")
-                output = BaseModelOutput(last_hidden_state=states)
-                vars(output)[_ENCODED_WITH] = weights
-                return output
-        return forward(self, *args, **kwargs)
+        if torch.compiler.is_compiling():
+            return forward(self, *args, **kwargs)
+        arguments = {**dict(zip(names, args, strict=False)), **kwargs}
+        path, reason = encoding_path(self, arguments)
+        logger.debug("encoding: %s %s", path, reason)
+        try:
+            if path == "modules":
+                return forward(self, *args, **kwargs)
+            weights = _Weights(self)
+            states = _room("encoding").encode(self, arguments, use_kernels=path == "kernels")
+            output = BaseModelOutput(last_hidden_state=states)
+            vars(output)[_ENCODED_WITH] = weights
+            return output
+        except (IndexError, RuntimeError, ValueError):
+            check_model_inputs(arguments, self.config.vocab_size)
+            raise
 
     return encode
 
@@ -161,16 +167,22 @@ def fast_training_step(forward: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(forward)
     def step(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if self.training and not torch.compiler.is_compiling():
-            arguments = {**dict(zip(names, args, strict=False)), **kwargs}
-            (body, why_padded), (loss, why_logits) = training_paths(self, arguments)
-            logger.debug("training step: %s %s; loss: %s %s", body, why_padded, loss, why_logits)
-            if body != "modules" or loss != "modules":
-                given = {name: value for name, value in arguments.items() if value is not None}
-                return _room("training").training_step(
-                    self, given, is_unpadded=body != "modules", is_fused=loss != "modules"
-                )
-        return forward(self, *args, **kwargs)
+        if torch.compiler.is_compiling():
+            return forward(self, *args, **kwargs)
+        arguments = {**dict(zip(names, args, strict=False)), **kwargs}
+        try:
+            if self.training:
+                (body, why_padded), (loss, why_logits) = training_paths(self, arguments)
+                logger.debug("training step: %s %s; loss: %s %s", body, why_padded, loss, why_logits)
+                if body != "modules" or loss != "modules":
+                    given = {name: value for name, value in arguments.items() if value is not None}
+                    return _room("training").training_step(
+                        self, given, is_unpadded=body != "modules", is_fused=loss != "modules"
+                    )
+            return forward(self, *args, **kwargs)
+        except (IndexError, RuntimeError, ValueError):
+            check_model_inputs(arguments, self.config.vocab_size)
+            raise
 
     return step
 

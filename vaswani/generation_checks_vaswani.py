@@ -1,10 +1,13 @@
 """What `generate()` accepts: bounds of a saved generation configuration, and token ids inside the vocabulary."""
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from transformers.generation import GenerationConfig, LogitsProcessor
+
+from .configuration_vaswani import IGNORE_INDEX
 
 # The longest output and the most beams that a saved generation configuration may ask for. An argument of `generate()`
 # may exceed them.
@@ -70,6 +73,9 @@ TOKEN_FIELDS = (
     "force_words_ids",
     "sequence_bias",
 )
+
+# Powers of e that floating-point numbers can express have exponents below this.
+LARGEST_EXPONENT = 700.0
 
 NOT_FINITE = "The model's probabilities are NaN: its weights, or the states that it was given, are not finite."
 
@@ -189,6 +195,50 @@ def check_token_fields(config: GenerationConfig, vocab_size: int) -> None:
                 )
 
 
+def check_search_options(config: GenerationConfig) -> None:
+    """Check options that transformers does not look at before its search, or ours, fails over them.
+
+    Parameters
+    ----------
+    config : GenerationConfig
+        The resolved generation configuration.
+
+    Raises
+    ------
+    ValueError
+        If an option is impossible. It names the option, the value and what is allowed.
+    """
+    penalty = config.length_penalty
+    for name in ("num_beams", "num_return_sequences"):
+        count = getattr(config, name)
+        if count is not None and (not isinstance(count, int) or count < 1):
+            raise ValueError(f"{name} is {_short(count)}; it must be a whole number of at least 1.")
+    if penalty is not None and not (isinstance(penalty, int | float) and math.isfinite(penalty)):
+        raise ValueError(f"length_penalty is {_short(penalty)}; it must be a finite number.")
+
+
+def check_power_penalty(config: GenerationConfig) -> None:
+    """Check that transformers can compute its length penalty, |Y|^length_penalty.
+
+    Parameters
+    ----------
+    config : GenerationConfig
+        The resolved generation configuration, with its `max_length`.
+
+    Raises
+    ------
+    ValueError
+        If the power would be too large or too small for a floating-point number.
+    """
+    penalty, most = config.length_penalty, max(config.max_length or 0, 2)
+    largest = LARGEST_EXPONENT / math.log(most)
+    if penalty is not None and abs(penalty) > largest:
+        raise ValueError(
+            f"length_penalty is {penalty}; for up to {most} tokens it must be from {-largest:.1f} to {largest:.1f}, or "
+            "their number to its power is not a floating-point number."
+        )
+
+
 def _flattened(value: Any) -> Iterator[Any]:
     """Yield the token ids in a field: one, none, or lists of them."""
     if isinstance(value, torch.Tensor):
@@ -289,6 +339,44 @@ def check_mask(name: str, mask: torch.Tensor, batch: torch.Tensor) -> None:
         raise ValueError(f"Sequence {empty} of the batch has no token: its {name} is all 0.")
 
 
+def check_model_inputs(inputs: dict[str, Any], vocab_size: int) -> None:
+    """Check the inputs of a model's `forward`, to explain why it failed.
+
+    Parameters
+    ----------
+    inputs : dict[str, Any]
+        Its arguments.
+    vocab_size : int
+        Size of the model's vocabulary.
+
+    Raises
+    ------
+    ValueError
+        If token ids, labels or masks do not fit the model or each other. It names the argument.
+
+    Notes
+    -----
+    Looking at all token ids would break a compiled graph and make a GPU wait, so that this is not done beforehand.
+    """
+    for side in ("", "decoder_"):
+        ids, mask = inputs.get(f"{side}input_ids"), inputs.get(f"{side}attention_mask")
+        if ids is not None:
+            check_token_ids(f"{side}input_ids", ids, vocab_size)
+            if mask is not None and mask.dim() == 2 and inputs.get("past_key_values") is None:
+                check_mask(f"{side}attention_mask", mask, ids)
+    labels, target = inputs.get("labels"), inputs.get("decoder_input_ids")
+    if labels is not None:
+        check_token_ids("labels", labels, vocab_size, ignored=IGNORE_INDEX)
+        if target is not None and labels.shape != target.shape:
+            raise ValueError(
+                f"labels has the shape {tuple(labels.shape)}; it must be that of decoder_input_ids, "
+                f"{tuple(target.shape)}."
+            )
+    source = inputs.get("input_ids")
+    if labels is not None and source is not None and len(labels) != len(source):
+        raise ValueError(f"labels has {len(labels)} sequences; it must have as many as input_ids, {len(source)}.")
+
+
 class ProbabilityWatch(LogitsProcessor):
     """Logits processor that changes nothing, and remembers whether a row had NaN.
 
@@ -351,11 +439,15 @@ def check_probabilities(logits: torch.Tensor) -> None:
 
 
 __all__ = [
+    "LARGEST_EXPONENT",
     "ProbabilityWatch",
     "check_batch",
     "check_mask",
+    "check_model_inputs",
+    "check_power_penalty",
     "check_probabilities",
     "check_saved_generation_config",
+    "check_search_options",
     "check_token_fields",
     "check_token_ids",
 ]

@@ -51,6 +51,8 @@ from .generation_checks_vaswani import (
     ProbabilityWatch,
     check_batch,
     check_mask,
+    check_power_penalty,
+    check_search_options,
     check_token_fields,
     check_token_ids,
 )
@@ -318,6 +320,7 @@ class VaswaniGenerationMixin(GenerationMixin):
         if form not in (None, *LENGTH_PENALTY_FORMS):
             raise ValueError(f"length_penalty_form is {form!r}; it must be one of {LENGTH_PENALTY_FORMS}.")
         check_token_fields(prepared, self._vocab_size())
+        check_search_options(prepared)
         return prepared, model_kwargs
 
     def _prepare_cache_for_generation(
@@ -351,6 +354,7 @@ class VaswaniGenerationMixin(GenerationMixin):
                 raise ValueError(
                     "An ensemble needs the paper's search: length_penalty_form='gnmt' and do_sample=False."
                 )
+            check_power_penalty(generation_config)
             options = (stopping_criteria, generation_config, synced_gpus)
             loop = super()._beam_search  # type: ignore[misc]
             return _watched(loop, input_ids, logits_processor, *options, **model_kwargs)
@@ -475,6 +479,7 @@ class VaswaniGenerationMixin(GenerationMixin):
         if length_penalty is None:
             length_penalty = self.generation_config.length_penalty
         length_penalty = 1.0 if length_penalty is None else length_penalty
+        check_search_options(GenerationConfig(length_penalty=length_penalty))
         arguments = {"attention_mask": attention_mask}
         encoded = self.get_encoder()(input_ids, **arguments)
         members = [
@@ -488,7 +493,7 @@ class VaswaniGenerationMixin(GenerationMixin):
         lengths = (labels != IGNORE_INDEX).sum(dim=-1)
         penalties = [gnmt_penalty(length, length_penalty) for length in lengths.tolist()]
         return TranslationScores(
-            sequences_scores=log_probs / torch.tensor(penalties, dtype=log_probs.dtype, device=log_probs.device),
+            sequences_scores=(log_probs.cpu().double() / torch.tensor(penalties, dtype=torch.float64)).to(log_probs),
             log_probs=log_probs,
             lengths=lengths,
             token_log_probs=token_log_probs,

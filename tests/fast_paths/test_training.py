@@ -151,7 +151,7 @@ def test_labels_outside_the_vocabulary_are_an_error() -> None:
     for word in (-7, 41):
         batch["labels"][0, 0] = word
         decoder_input_ids = batch["labels"].clamp(0, 40)
-        with pytest.raises(ValueError, match=r"labels has token ids from .* the vocabulary has 0 to 40"):
+        with pytest.raises(ValueError, match=r"labels has the token id .* the vocabulary has 41 tokens, from 0 to 40"):
             model_in("torch")(**batch, decoder_input_ids=decoder_input_ids)
 
 

@@ -218,3 +218,23 @@ def test_more_than_there_is_gives_minus_infinity(kernels: Any) -> None:
     sums, _, tokens = decoder.best_continuations(states, zeros(1, 1), 5, [1])
     assert sums[0].isinf().tolist() == [False, False, True, True, True]
     assert sorted(tokens[0, :2].tolist()) == [0, 2]
+
+
+def test_states_of_another_shape_are_refused(kernels: Any) -> None:
+    decoder, states, _ = started(Model(), ragged_mask(3, 2), 2)
+    for wrong in (states.flatten(), states.unsqueeze(-1), states[:, :-1]):  # the first has the memory of the real ones
+        for call in (decoder.logits, lambda states: decoder.best_continuations(states, zeros(2, 1), 2, [])):
+            with pytest.raises(ValueError, match=r"states has the shape .*; the kernels need \(any, 16\)"):
+                call(wrong)
+    with pytest.raises(ValueError, match=r"scores has the shape \(2,\); the kernels need \(any, any\)"):
+        decoder.best_continuations(states, zeros(2), 2, [])
+
+
+def test_more_than_fits_into_memory_is_an_error_that_says_so(kernels: Any) -> None:
+    decoder, states, _ = started(Model(), ragged_mask(3, 2), 2)
+    with pytest.raises(MemoryError, match=r"There is no memory for a tensor of shape \(2, 4611686018427387904\)"):
+        decoder.best_continuations(states, zeros(2, 1), 2**62, [])
+    with pytest.raises(ValueError, match=r"A tensor of shape \(2, -1\) was asked for; sizes must be 0 or more"):
+        decoder.best_continuations(states, zeros(2, 1), -1, [])
+    with pytest.raises(MemoryError, match=r"There is no memory for a tensor of shape"):
+        KernelDecoder(Model(), torch.randn(1, 2, 16), None, 10**7)

@@ -121,3 +121,8 @@ def test_torch_knows_the_operations(kernels: Any) -> None:
     packed, sums = pack_quantised(torch.ones(20, 8, dtype=torch.int8))
     inputs = torch.randn(2, 8), packed, sums, torch.ones(20), None, 20
     torch.library.opcheck(_quantised_linear, inputs, test_utils=tests)
+
+
+def test_inputs_without_features_are_refused(kernels: Any) -> None:
+    with pytest.raises(ValueError, match=r"inputs has the shape \(0, 0\); a linear layer needs at least one feature"):
+        packed_linear(torch.randn(0, 0), pack(torch.randn(3, 5)), None, 3)

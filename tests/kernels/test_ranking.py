@@ -45,3 +45,8 @@ def test_rows_that_are_not_there_are_refused(kernels: Any, row: int) -> None:
 def test_torch_knows_the_operation(kernels: Any) -> None:
     tests = ("test_schema", "test_faketensor", "test_aot_dispatch_static")
     torch.library.opcheck(_top_k_rows, (torch.randn(3, 50), torch.tensor([2, 0]), 4), test_utils=tests)
+
+
+def test_a_negative_count_is_refused(kernels: Any) -> None:
+    with pytest.raises(ValueError, match="count is -1; it must be 0 or more"):
+        top_k_rows(torch.randn(3, 5), torch.tensor([0]), -1)

@@ -84,6 +84,36 @@ def checked(name: str, tensor: torch.Tensor, shape: tuple[int | None, ...], dtyp
     return tensor.contiguous()
 
 
+def memory(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Return memory, whatever torch's defaults are.
+
+    Parameters
+    ----------
+    shape : tuple[int, ...]
+        The shape.
+    dtype : torch.dtype
+        The type of its numbers.
+
+    Returns
+    -------
+    torch.Tensor
+        A tensor on the CPU, not filled.
+
+    Raises
+    ------
+    ValueError
+        If a size is negative.
+    MemoryError
+        If there is not so much memory.
+    """
+    if any(size < 0 for size in shape):
+        raise ValueError(f"A tensor of shape {shape} was asked for; sizes must be 0 or more.")
+    try:
+        return torch.empty(shape, dtype=dtype, device="cpu")
+    except RuntimeError as error:
+        raise MemoryError(f"There is no memory for a tensor of shape {shape}.") from error
+
+
 def floats(*shape: int) -> torch.Tensor:
     """Return memory for numbers, whatever torch's defaults are.
 
@@ -97,7 +127,7 @@ def floats(*shape: int) -> torch.Tensor:
     torch.Tensor
         A tensor in single precision on the CPU, not filled.
     """
-    return torch.empty(shape, dtype=torch.float32, device="cpu")
+    return memory(shape, torch.float32)
 
 
 def integers(*shape: int) -> torch.Tensor:
@@ -113,7 +143,7 @@ def integers(*shape: int) -> torch.Tensor:
     torch.Tensor
         A tensor of int64 on the CPU, not filled.
     """
-    return torch.empty(shape, dtype=torch.int64, device="cpu")
+    return memory(shape, torch.int64)
 
 
-__all__ = ["are_plain", "checked", "floats", "integers", "kernels"]
+__all__ = ["are_plain", "checked", "floats", "integers", "kernels", "memory"]

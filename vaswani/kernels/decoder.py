@@ -4,9 +4,8 @@ from ctypes import c_int64
 from typing import Any
 
 import torch
-from torch import nn
 
-from .checks import checked, floats, integers, kernels
+from .checks import checked, floats, integers, kernels, memory
 from .library import failure
 from .weights import PackedWeights
 from .workspace import CallWorkspace
@@ -207,11 +206,11 @@ class KernelDecoder:
             If the last token of a beam that is not dead has no embedding.
         """
         rows = self._set_states(states)
-        sequences, beams = scores.shape
+        sequences, beams = checked("scores", scores, (None, None), torch.float64).shape
         if sequences * beams != rows:
             raise ValueError(f"scores has the shape {tuple(scores.shape)}; there are {rows} states.")
-        scores = checked("scores", scores, (sequences, beams), torch.float64)
-        sums = torch.empty(sequences, count, dtype=torch.float64, device="cpu")
+        scores = scores.contiguous()
+        sums = memory((sequences, count), torch.float64)
         parents, tokens = integers(sequences, count), integers(sequences, count)
         never = (c_int64 * len(banned))(*banned) if banned else None
         sizes = sequences, beams, count, scores.data_ptr(), len(banned), never
@@ -222,10 +221,11 @@ class KernelDecoder:
 
     def _set_states(self, states: torch.Tensor) -> int:
         """Copy states into the workspace, unless they are its own, and return how many there are."""
+        states = checked("states", states, (None, self._states.shape[1]), torch.float32)
         rows = states.shape[0]
-        if states.data_ptr() != self._states.data_ptr() or not states.is_contiguous():
-            if rows > self._states.shape[0]:
-                raise ValueError(f"states has {rows} rows; the last step had up to {self._states.shape[0]}.")
+        if rows > self._states.shape[0]:
+            raise ValueError(f"states has {rows} rows; the last step had up to {self._states.shape[0]}.")
+        if states.data_ptr() != self._states.data_ptr():
             self._states[:rows] = states
         return rows
 
@@ -238,7 +238,9 @@ class KernelDecoder:
             if old:
                 cache[:, :, :old] = work[name]
             work[name] = cache
-        work["pasts"] = nn.functional.pad(work["pasts"], (0, slots - old))
+        pasts = memory((sequences, self._beams, slots), torch.int32).zero_()
+        pasts[:, :, :old] = work["pasts"]
+        work["pasts"] = pasts
         work["old_pasts"] = torch.empty_like(work["pasts"][:1])
         work["positions"] = self._weights.positions(self._stack, slots)
         work.structure.slots = slots

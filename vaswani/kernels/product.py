@@ -128,7 +128,7 @@ def _apply(linear: Linear, inputs: torch.Tensor, panels: int, bias: torch.Tensor
     columns = linear.columns
     if columns < 0 or padded(columns) != panels * kernels().panel:
         raise ValueError(f"out_features is {columns}; packed has {panels} panels of {kernels().panel} columns.")
-    if linear.depth < 1:
+    if linear.depth < 1 or not inputs.shape[-1]:
         raise ValueError(f"inputs has the shape {tuple(inputs.shape)}; a linear layer needs at least one feature.")
     rows = checked("inputs", inputs.reshape(-1, inputs.shape[-1]), (None, linear.depth), torch.float32)  # (N, D)
     if bias is not None:

@@ -9,6 +9,8 @@ from .library import failure
 def _find(scores: torch.Tensor, rows: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
     scores = checked("scores", scores, (None, None), torch.float32)
     rows = checked("rows", rows, (None,), torch.int64)
+    if count < 0:
+        raise ValueError(f"count is {count}; it must be 0 or more.")
     count = min(count, scores.shape[1])
     values, columns = floats(len(rows), count), integers(len(rows), count)
     if not values.numel():
