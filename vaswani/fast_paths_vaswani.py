@@ -214,8 +214,8 @@ def fast_decoder(model: Any, arguments: dict[str, Any], generation_config: Any, 
     Notes
     -----
     A translation belongs to the weights of one moment, or is an error: whoever takes steps with the decoder calls its
-    `check_weights` at the end. Of what torch does not count, such as a change through `.data`, a change between two
-    calls is always noticed, but one in the middle of a call is not.
+    `check_weights` at the end. A change that torch does not count, such as one through `.data`, is noticed between two
+    calls, but not in the middle of one.
     """
     path, reason = decoding_path(model, arguments, generation_config, synced_gpus)
     logger.debug("decoding step: %s %s", path, reason)
@@ -224,18 +224,20 @@ def fast_decoder(model: Any, arguments: dict[str, Any], generation_config: Any, 
     beams, mask = generation_config.num_beams, arguments.get("attention_mask")
     encoded = arguments["encoder_outputs"].last_hidden_state[::beams]
     mask = None if mask is None else mask[::beams]
-    room = _room("decoding")
+    room, weights = _room("decoding"), _Weights(model.model.decoder, model.lm_head)
+    encoder_weights = vars(arguments["encoder_outputs"]).get(_ENCODED_WITH, _Weights())
     decoder: Any
-    if path == "kernels":  # all weights are copied but the embedding
-        weights = _Weights(model.model.decoder.embed_tokens)
+    if path == "kernels":
         decoder = room.KernelStepDecoder(model, encoded, mask, beams)
     else:
-        weights = _Weights(model.model.decoder, model.lm_head)
         decoder = room.BeamDecoder(model, encoded, mask)
-    decoder.check_weights = weights.check
-    encoded_with = vars(arguments["encoder_outputs"]).get(_ENCODED_WITH)
-    if encoded_with is not None:
-        encoded_with.check()
+    encoder_weights.check()
+
+    def check_weights() -> None:
+        encoder_weights.check()
+        weights.check()
+
+    decoder.check_weights = check_weights
     return decoder
 
 

@@ -236,5 +236,6 @@ def test_more_than_fits_into_memory_is_an_error_that_says_so(kernels: Any) -> No
         decoder.best_continuations(states, zeros(2, 1), 2**62, [])
     with pytest.raises(ValueError, match=r"A tensor of shape \(2, -1\) was asked for; sizes must be 0 or more"):
         decoder.best_continuations(states, zeros(2, 1), -1, [])
-    with pytest.raises(MemoryError, match=r"There is no memory for a tensor of shape"):
-        KernelDecoder(Model(), torch.randn(1, 2, 16), None, 10**7)
+    for beams in (10**7, 2**62):
+        with pytest.raises(MemoryError, match=r"There is no memory for a tensor of shape"):
+            KernelDecoder(Model(), torch.randn(4, 2, 16), None, beams)

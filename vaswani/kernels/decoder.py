@@ -60,7 +60,7 @@ class KernelDecoder:
             raise failure()
         for name in ("used", "lengths"):
             self._work[name] = torch.zeros(len(encoded), dtype=torch.int64, device="cpu")
-        self._work["pasts"] = torch.zeros(len(encoded), num_beams, 0, dtype=torch.int32, device="cpu")
+        self._work["pasts"] = memory((len(encoded), num_beams, 0), torch.int32)
         self._slots_in_use = 0
         self._make_slots(FIRST_LENGTH * num_beams)
 
