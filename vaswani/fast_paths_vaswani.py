@@ -138,7 +138,7 @@ def fast_encoding(forward: Callable[..., Any]) -> Callable[..., Any]:
         try:
             if path == "modules":
                 return forward(self, *args, **kwargs)
-            weights = _Weights(self)
+            weights = _room("weights").Weights(self)
             states = _room("encoding").encode(self, arguments, use_kernels=path == "kernels")
             output = BaseModelOutput(last_hidden_state=states)
             vars(output)[_ENCODED_WITH] = weights
@@ -224,8 +224,9 @@ def fast_decoder(model: Any, arguments: dict[str, Any], generation_config: Any, 
     beams, mask = generation_config.num_beams, arguments.get("attention_mask")
     encoded = arguments["encoder_outputs"].last_hidden_state[::beams]
     mask = None if mask is None else mask[::beams]
-    room, weights = _room("decoding"), _Weights(model.model.decoder, model.lm_head)
-    encoder_weights = vars(arguments["encoder_outputs"]).get(_ENCODED_WITH, _Weights())
+    room, versions = _room("decoding"), _room("weights")
+    weights = versions.Weights(model.model.decoder, model.lm_head)
+    encoder_weights = vars(arguments["encoder_outputs"]).get(_ENCODED_WITH, versions.Weights())
     decoder: Any
     if path == "kernels":
         decoder = room.KernelStepDecoder(model, encoded, mask, beams)
@@ -239,40 +240,6 @@ def fast_decoder(model: Any, arguments: dict[str, Any], generation_config: Any, 
 
     decoder.check_weights = check_weights
     return decoder
-
-
-class _Weights:
-    """The weights of some modules at one moment.
-
-    Parameters
-    ----------
-    *modules : Any
-        The modules.
-    """
-
-    def __init__(self, *modules: Any) -> None:
-        self._modules = modules
-        self._kept_alive, self._versions = self._read()
-
-    def _read(self) -> tuple[list[Any], list[tuple[int, int, int]]]:
-        """Return the weights, and what changes when torch changes or replaces one of them."""
-        weights = [weight for module in self._modules for weight in module.parameters()]
-        return weights, [(id(each), 0 if each.is_inference() else each._version, each.data_ptr()) for each in weights]
-
-    def check(self) -> None:
-        """Raise an error if torch changed or replaced one of the weights since.
-
-        Raises
-        ------
-        RuntimeError
-            If so.
-        """
-        if self._read()[1] != self._versions:
-            raise RuntimeError(
-                "The model's weights changed while it translated, so encoder and decoder, or two steps, do not fit "
-                "together. If another thread changes them, let it finish first, or give each thread a model of its "
-                "own; if you gave encoder_outputs, compute them again."
-            )
 
 
 def explain(model: Any) -> dict[str, str]:

@@ -1,0 +1,40 @@
+"""The weights of some modules at one moment, to find out later whether they changed."""
+
+from typing import Any
+
+
+class Weights:
+    """The weights of some modules at one moment.
+
+    Parameters
+    ----------
+    *modules : Any
+        The modules.
+    """
+
+    def __init__(self, *modules: Any) -> None:
+        self._modules = modules
+        self._kept_alive, self._versions = self._read()
+
+    def _read(self) -> tuple[list[Any], list[tuple[int, int, int]]]:
+        """Return the weights, and what changes when torch changes or replaces one of them."""
+        weights = [weight for module in self._modules for weight in module.parameters()]
+        return weights, [(id(each), 0 if each.is_inference() else each._version, each.data_ptr()) for each in weights]
+
+    def check(self) -> None:
+        """Raise an error if torch changed or replaced one of the weights since.
+
+        Raises
+        ------
+        RuntimeError
+            If so.
+        """
+        if self._read()[1] != self._versions:
+            raise RuntimeError(
+                "The model's weights changed while it translated, so encoder and decoder, or two steps, do not fit "
+                "together. If another thread changes them, let it finish first, or give each thread a model of its "
+                "own; if you gave encoder_outputs, compute them again."
+            )
+
+
+__all__ = ["Weights"]
