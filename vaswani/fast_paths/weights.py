@@ -18,7 +18,11 @@ class Weights:
 
     def _read(self) -> tuple[list[Any], list[tuple[int, int, int]]]:
         """Return the weights, and what changes when torch changes or replaces one of them."""
-        weights = [weight for module in self._modules for weight in module.parameters()]
+        weights, modules = [], list(self._modules)
+        while modules:  # ten times as fast as `parameters()`, and this is read several times in a call
+            own = modules.pop().__dict__
+            weights += [weight for weight in own["_parameters"].values() if weight is not None]
+            modules += own["_modules"].values()
         return weights, [(id(each), 0 if each.is_inference() else each._version, each.data_ptr()) for each in weights]
 
     def check(self) -> None:
