@@ -308,7 +308,7 @@ def test_damaged_weights_are_a_value_error(saved_folder: str, tmp_path: Path) ->
     weights = folder / "model.safetensors"
     content = weights.read_bytes()
     weights.write_bytes(content.replace(b'"F32"', b'"F64"', 1))
-    with pytest.raises(ValueError, match="weights of .* is damaged"):
+    with pytest.raises(ValueError, match=r"weights of .* is damaged"):
         VaswaniForConditionalGeneration.from_pretrained(folder)
     header = b"[" * 200_000
     weights.write_bytes(len(header).to_bytes(8, "little") + header)

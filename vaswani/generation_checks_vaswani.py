@@ -406,6 +406,8 @@ def check_model_inputs(inputs: dict[str, Any], vocab_size: int) -> None:
     labels, target = inputs.get("labels"), inputs.get("decoder_input_ids")
     if labels is not None:
         check_token_ids("labels", labels, vocab_size, ignored=IGNORE_INDEX)
+        if labels.dtype != torch.int64:
+            raise ValueError(f"labels is of type {labels.dtype}; it must be a tensor of torch.int64.")
         if target is not None and labels.shape != target.shape:
             raise ValueError(
                 f"labels has the shape {tuple(labels.shape)}; it must be that of decoder_input_ids, "

@@ -27,6 +27,8 @@ AUTO_MAP = {
     "AutoModel": "modeling_vaswani.VaswaniModel",
     "AutoModelForSeq2SeqLM": "modeling_vaswani.VaswaniForConditionalGeneration",
 }
+# The folder beside a tokenizer of which transformers reads the files.
+TEMPLATES = "additional_chat_templates"
 # The parameters that a model may have beyond twice those of its files, such as those of a new head.
 NEW_PARAMETERS = 100_000_000
 # Whether the model that is being loaded refuses weights of another shape by name (`strict=True`).
@@ -112,6 +114,9 @@ def check_model_folder(folder: str | os.PathLike[str], subfolder: str = "") -> N
     check_inside(folder, [subfolder])
     place = Path(folder) / subfolder
     names = [path.name for path in place.iterdir() if not path.is_dir()] if place.is_dir() else []
+    check_inside(folder, [Path(subfolder) / TEMPLATES])
+    if (place / TEMPLATES).is_dir():
+        names += [f"{TEMPLATES}/{path.name}" for path in (place / TEMPLATES).iterdir()]
     check_inside(folder, [Path(subfolder) / name for name in names])
     for name in names:
         if name.endswith(".index.json"):

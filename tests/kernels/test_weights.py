@@ -254,7 +254,7 @@ def test_an_embedding_that_moves_in_the_middle_of_a_call_is_an_error(kernels: An
     decoder = KernelDecoder(model, torch.randn(2, 3, 16), ragged_mask(3, 2), 1)
     decoder.start(torch.ones(2, 1, dtype=torch.long), torch.ones(2, 1))
     model.model.decoder.embed_tokens.weight.untyped_storage().resize_(0)
-    with pytest.raises(RuntimeError, match="embed_tokens.weight was resized"):
+    with pytest.raises(RuntimeError, match=r"embed_tokens\.weight was resized"):
         decoder.advance(torch.tensor([[3], [4]]), torch.zeros(2, 1, dtype=torch.long))
 
 

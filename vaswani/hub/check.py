@@ -78,8 +78,9 @@ class _Checked:
 
     def tokens(self) -> str:
         config = _needed(self.config, "configuration")
-        self.tokenizer = load_tokenizer(self.folder)
-        check_tokenizer(self.tokenizer, config.vocab_size)
+        tokenizer = load_tokenizer(self.folder)
+        check_tokenizer(tokenizer, config.vocab_size)
+        self.tokenizer = tokenizer  # one that is refused is not used
         for name in ("pad_token_id", "eos_token_id"):
             ours, theirs = getattr(config, name), getattr(self.tokenizer, name)
             if theirs not in (ours if isinstance(ours, list) else [ours]):
