@@ -134,10 +134,10 @@ def test_a_pattern_without_end_is_a_line_of_the_check(folder: Path) -> None:
 
 
 def test_an_example_of_very_many_tokens_is_not_translated(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vaswani.hub.check.MAX_EXAMPLE_TOKENS", 1000)
+    monkeypatch.setattr("vaswani.hub.check.MAX_EXAMPLE_TOKENS", 500)
     with_tokenizer("normalizer", growing_step(900))(folder)
     found = {check.name: check for check in check_model(folder)}
-    assert "at most 1000 are translated" in found["translation"].text
+    assert "at most 500 are translated" in found["translation"].text
 
 
 @pytest.mark.parametrize("is_folder", [True, False])
