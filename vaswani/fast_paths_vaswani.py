@@ -323,14 +323,8 @@ def decoding_path(model: Any, arguments: dict[str, Any], generation_config: Any,
     tuple[str, str]
         "kernels", "torch" or "modules", and why not a faster one.
     """
-    known = {
-        "encoder_outputs",
-        "attention_mask",
-        "decoder_attention_mask",
-        "use_cache",
-        "past_key_values",
-        "return_dict",
-    }
+    known = {"encoder_outputs", "attention_mask", "decoder_attention_mask"}
+    known |= {"use_cache", "past_key_values", "return_dict"}
     ignored = {"labels", "logits_to_keep", "position_ids"}  # not read when the encoder's output is given
     given = {name for name, value in arguments.items() if value is not None and value is not False}
     cache, encoded = arguments.get("past_key_values"), arguments["encoder_outputs"].last_hidden_state
