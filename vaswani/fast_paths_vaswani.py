@@ -636,8 +636,9 @@ class _Walk:
         for number, (index, layer) in enumerate(layers._modules.items()):
             if reason := self._visit(layer, kind):
                 return f".{index}{reason}"
-            if layer._modules["self_attn"].layer_idx != number:  # layers were removed or exchanged, and share caches
-                return f".{index}.self_attn has layer_idx {layer._modules['self_attn'].layer_idx}"
+            attention: Any = layer._modules["self_attn"]  # layers that were removed or repeated share caches
+            if attention.layer_idx != number:
+                return f".{index}.self_attn has layer_idx {attention.layer_idx}"
         return ""
 
     def _visit_leaf(self, module: Any, kind: str) -> str:

@@ -322,7 +322,7 @@ class VaswaniPreTrainedModel(PreTrainedModel):
 
 def _explain_files(name: Any, options: dict[str, Any]) -> None:
     """Raise a ValueError if it was a file in JSON that transformers failed over, and not an argument."""
-    readers = {GENERATION_CONFIG_NAME: GenerationConfig, CONFIG_NAME: VaswaniConfig}
+    readers: dict[str, Any] = {GENERATION_CONFIG_NAME: GenerationConfig, CONFIG_NAME: VaswaniConfig}
     for file, kind in readers.items():
         try:
             kind.from_pretrained(name, **_download_options(options))
