@@ -81,6 +81,11 @@ def test_the_defaults_are_the_papers_base_model() -> None:
         ("bos_token_id", 99999, "from 0 to 36999"),
         ("decoder_start_token_id", -2, "from 0 to 36999"),
         ("is_encoder_decoder", False, "True"),
+        ("vocab_size", 1.5, "of type int"),
+        ("d_model", "512", "of type int"),
+        ("encoder_layers", None, "of type int"),
+        ("decoder_layers", [[6]], "of type int"),
+        ("d_ff", True, "of type int"),
     ],
 )
 def test_a_nonsensical_value_is_an_error_that_names_field_value_and_what_is_allowed(
@@ -89,6 +94,13 @@ def test_a_nonsensical_value_is_an_error_that_names_field_value_and_what_is_allo
     with pytest.raises(ValueError, match=re.escape(f"{field}={value!r}")) as error:
         VaswaniConfig(**{field: value})
     assert allowed in str(error.value)
+
+
+def test_an_error_about_a_long_value_is_short() -> None:
+    for field in ("vocab_size", "position_encoding"):
+        with pytest.raises(ValueError, match=f"{field}='x") as error:
+            VaswaniConfig(**{field: "x" * 100_000})
+        assert len(str(error.value)) < 300
 
 
 @pytest.mark.parametrize("changes", SHAPES.values(), ids=SHAPES.keys())

@@ -226,3 +226,91 @@ def test_inputs_that_do_not_fit_are_named_by_forward(changes: dict, words: str, 
     ids = torch.tensor([[3, 4], [5, 6]])
     with pytest.raises(ValueError, match=words):
         model(**{"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids, **changes})
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"max_new_tokens": 4.5}, "max_new_tokens is 4.5; it must be a whole number"),
+        ({"min_length": 1.5}, "min_length is 1.5; it must be a whole number"),
+        ({"bad_words_ids": [[]]}, r"bad_words_ids is \[\[\]\]; it must be a list of words"),
+        ({"bad_words_ids": []}, r"bad_words_ids is \[\]; it must be a list of words"),
+        ({"attention_mask": [[1, 1], [1, 0]]}, "attention_mask is of type list"),
+        ({"attention_mask": torch.full((2, 4), torch.nan)}, "attention_mask has other numbers than 1"),
+        ({"attention_mask": torch.full((2, 4), 2)}, "attention_mask has other numbers than 1"),
+        ({"attention_mask": torch.ones(2, 4, device="meta")}, "attention_mask is on the device meta"),
+        ({"input_ids": INPUT_IDS.to("meta")}, "input_ids is on the device meta"),
+        ({"decoder_input_ids": INPUT_IDS[:1]}, "decoder_input_ids has 1 sequences; the source has 2"),
+        ({"decoder_attention_mask": INPUT_IDS != 0}, "decoder_attention_mask is given without decoder_input_ids"),
+        (
+            {"decoder_input_ids": INPUT_IDS, "decoder_attention_mask": torch.full((2, 4), torch.nan)},
+            "decoder_attention_mask has other numbers than 1",
+        ),
+        ({"encoder_outputs": ()}, "encoder_outputs is tuple; it must be the encoder's output"),
+        ({"encoder_outputs": 5}, "encoder_outputs is int; it must be the encoder's output"),
+    ],
+)
+@pytest.mark.parametrize("fast", [True, False])
+def test_a_mistake_that_ended_inside_or_never_is_named(options: dict, words: str, fast: bool) -> None:
+    model = tiny_model()
+    model.set_fast_paths(fast)
+    with pytest.raises(ValueError, match=words):
+        model.generate(**{"input_ids": INPUT_IDS, **PAPER, **options})
+
+
+def test_prompts_may_be_of_int32() -> None:
+    model, prompt = tiny_model(), torch.tensor([[2, 5, 6], [2, 7, 8]])
+    options = {**PAPER, "max_new_tokens": 4, "attention_mask": INPUT_IDS != 0}
+    found = [model.generate(INPUT_IDS, decoder_input_ids=ids, **options) for ids in (prompt, prompt.int())]
+    assert found[0].tolist() == found[1].tolist()
+
+
+def test_rows_of_the_output_embedding_are_counted_and_not_believed() -> None:
+    model = tiny_model(tie_word_embeddings=False)
+    model.lm_head.weight = torch.nn.Parameter(torch.randn(VOCAB_SIZE + 500, 16))
+    with pytest.raises(ValueError, match=f"lm_head has {VOCAB_SIZE + 500} rows"):
+        model.generate(INPUT_IDS, **PAPER)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("bad_words_ids", [[]], "bad_words_ids"),
+        ("suppress_tokens", [[1]], "unhashable"),
+        ("early_stopping", [], "unhashable"),
+        ("sequence_bias", 5, "sequence_bias=5; it must be a list of pairs"),
+        ("watermarking_config", 5, "generation_config.json of .* cannot be read"),
+        ("watermarking_config", {"zzz": 1}, "generation_config.json of .* cannot be read"),
+        ("cache_implementation", "offloaded", "cache_implementation='offloaded'; it must be 'dynamic' or 'static'"),
+        ("is_assistant", True, "is_assistant=True; it must be false"),
+    ],
+)
+def test_an_option_of_another_form_in_a_file_is_a_value_error(
+    name: str, value: Any, words: str, saved_folder: str, tmp_path: Path
+) -> None:
+    folder = with_fields(saved_folder, tmp_path / "model", **{name: value})
+    with pytest.raises(ValueError, match=words):
+        VaswaniForConditionalGeneration.from_pretrained(folder)
+
+
+@pytest.mark.parametrize("file", ["generation_config.json", "config.json", "model.safetensors.index.json"])
+def test_files_that_are_nested_too_deeply_are_a_value_error(file: str, saved_folder: str, tmp_path: Path) -> None:
+    folder = with_fields(saved_folder, tmp_path / "model")
+    (folder / file).write_text('{"a":' * 50_000 + "1" + "}" * 50_000)
+    if file.endswith("index.json"):
+        (folder / "model.safetensors").unlink()
+    with pytest.raises((ValueError, OSError)):
+        VaswaniForConditionalGeneration.from_pretrained(folder)
+
+
+def test_damaged_weights_are_a_value_error(saved_folder: str, tmp_path: Path) -> None:
+    folder = with_fields(saved_folder, tmp_path / "model")
+    weights = folder / "model.safetensors"
+    content = weights.read_bytes()
+    weights.write_bytes(content.replace(b'"F32"', b'"F64"', 1))
+    with pytest.raises(ValueError, match=r"weights of .* is damaged"):
+        VaswaniForConditionalGeneration.from_pretrained(folder)
+    header = b"[" * 200_000
+    weights.write_bytes(len(header).to_bytes(8, "little") + header)
+    with pytest.raises(ValueError, match="its header cannot be read"):
+        VaswaniForConditionalGeneration.from_pretrained(folder)

@@ -5,6 +5,7 @@ import os
 from typing import Any, Self
 
 from huggingface_hub.dataclasses import strict
+from huggingface_hub.errors import StrictDataclassFieldValidationError
 from transformers.activations import ACT2FN
 from transformers.configuration_utils import PreTrainedConfig
 
@@ -49,6 +50,28 @@ FOREIGN_NAMES = (
 )
 
 
+def _in_one_line(cls: Any) -> Any:
+    """Decorate a strict dataclass: a value of another type is a ValueError in one line, as any other wrong value."""
+    original = cls.__setattr__
+
+    def set_field(self: Any, name: str, value: Any) -> None:
+        try:
+            original(self, name, value)
+        except StrictDataclassFieldValidationError:
+            kind = cls.__dataclass_fields__[name].type
+            kind = kind.__name__ if isinstance(kind, type) else kind
+            raise ValueError(f"VaswaniConfig got {name}={_short(value)}; it must be of type {kind}.") from None
+
+    cls.__setattr__ = set_field
+    return cls
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:60]}..."
+
+
+@_in_one_line
 @strict
 class VaswaniConfig(PreTrainedConfig):
     """Configuration of the encoder-decoder: its dimensions, dropouts, label smoothing and special tokens.
@@ -293,7 +316,7 @@ class VaswaniConfig(PreTrainedConfig):
 
     def _require(self, name: str, condition: bool, allowed: str) -> None:
         if not condition:
-            raise ValueError(f"VaswaniConfig got {name}={getattr(self, name)!r}; it must be {allowed}.")
+            raise ValueError(f"VaswaniConfig got {name}={_short(getattr(self, name))}; it must be {allowed}.")
 
 
 __all__ = ["VaswaniConfig"]

@@ -323,14 +323,8 @@ def decoding_path(model: Any, arguments: dict[str, Any], generation_config: Any,
     tuple[str, str]
         "kernels", "torch" or "modules", and why not a faster one.
     """
-    known = {
-        "encoder_outputs",
-        "attention_mask",
-        "decoder_attention_mask",
-        "use_cache",
-        "past_key_values",
-        "return_dict",
-    }
+    known = {"encoder_outputs", "attention_mask", "decoder_attention_mask"}
+    known |= {"use_cache", "past_key_values", "return_dict"}
     ignored = {"labels", "logits_to_keep", "position_ids"}  # not read when the encoder's output is given
     given = {name for name, value in arguments.items() if value is not None and value is not False}
     cache, encoded = arguments.get("past_key_values"), arguments["encoder_outputs"].last_hidden_state
@@ -611,6 +605,8 @@ class _Walk:
             return " is in training mode"
         if kind == "VaswaniAttention" and (own["config"] is not self._config or type(own["scaling"]) is not float):
             return " has a configuration or a kind of scaling of its own"
+        if type(own.get("embed_scale", 1.0)) is not float:
+            return " has another kind of embed_scale"
         parts, children = _PARTS[kind], own["_modules"]
         if len(children) != len(parts) and children.keys() - parts.keys() != {"embed_positions"}:
             return f" has other parts: {', '.join(sorted(children.keys() ^ parts.keys()))}"
@@ -637,9 +633,12 @@ class _Walk:
     def _visit_all(self, layers: Any, kind: str) -> str:
         if type(layers) is not nn.ModuleList or _is_changed(layers) or not len(layers):
             return " is not a plain ModuleList with layers"
-        for index, layer in layers._modules.items():
+        for number, (index, layer) in enumerate(layers._modules.items()):
             if reason := self._visit(layer, kind):
                 return f".{index}{reason}"
+            attention: Any = layer._modules["self_attn"]  # layers that were removed or repeated share caches
+            if attention.layer_idx != number:
+                return f".{index}.self_attn has layer_idx {attention.layer_idx}"
         return ""
 
     def _visit_leaf(self, module: Any, kind: str) -> str:
@@ -693,6 +692,8 @@ def _why_not_kernels(stack: Any, head: Any = None) -> str:
                 linears = part._modules.values()
                 weights = [linear._parameters["weight"] for linear in linears]  # of queries, keys, values and output
                 d_k, d_v = part.config.d_k, part.config.d_v
+                if d_k < 1 or d_v < 1:
+                    return f"layers.{index}.{name} has d_k {d_k} and d_v {d_v}"
                 heads = weights[0].shape[0] // d_k
                 fitting = [(heads * d_k, width), (heads * d_k, width), (heads * d_v, width), (width, heads * d_v)]
                 if [tuple(weight.shape) for weight in weights] != fitting or not heads:

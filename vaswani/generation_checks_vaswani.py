@@ -117,6 +117,7 @@ def check_saved_generation_config(config: GenerationConfig, vocab_size: int) -> 
             "allowed."
         )
     check_token_fields(config, vocab_size)
+    check_words(config)
 
 
 def _is_number(value: Any, kinds: Any = int | float) -> bool:
@@ -137,6 +138,8 @@ def _is_decay(value: Any) -> bool:
 
 
 def _is_watermark(value: Any) -> bool:
+    if not isinstance(value, dict) and not hasattr(value, "__dict__"):
+        return False
     fields = vars(value) if not isinstance(value, dict) else value
     return all(_is_number(fields.get(name, 1)) for name in ("bias", "greenlist_ratio")) and all(
         _is_number(fields.get(name, 1), int) for name in ("hashing_key", "context_width")
@@ -156,6 +159,10 @@ FORMS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     **dict.fromkeys(("suppress_tokens", "begin_suppress_tokens"), ("a list of token ids", _is_list_of_ids)),
     "exponential_decay_length_penalty": ("a whole number and a number", _is_decay),
     "watermarking_config": ("made of numbers", _is_watermark),
+    "sequence_bias": ("a list of pairs, each of token ids and a number", lambda value: isinstance(value, dict | list)),
+    "early_stopping": ("true, false or 'never'", lambda value: isinstance(value, bool) or value == "never"),
+    "cache_implementation": ("'dynamic' or 'static'", lambda value: value in ("dynamic", "static")),
+    "is_assistant": ("false", lambda value: value is False),
 }
 
 
@@ -213,8 +220,31 @@ def check_search_options(config: GenerationConfig) -> None:
         count = getattr(config, name)
         if count is not None and (not isinstance(count, int) or count < 1):
             raise ValueError(f"{name} is {_short(count)}; it must be a whole number of at least 1.")
+    for name in ("max_length", "max_new_tokens", "min_length", "min_new_tokens"):
+        length = getattr(config, name)
+        if length is not None and not isinstance(length, int):  # a length of 4.5 tokens is never reached
+            raise ValueError(f"{name} is {_short(length)}; it must be a whole number.")
+    check_words(config)
     if penalty is not None and not (isinstance(penalty, int | float) and math.isfinite(penalty)):
         raise ValueError(f"length_penalty is {_short(penalty)}; it must be a finite number.")
+
+
+def check_words(config: GenerationConfig) -> None:
+    """Check lists of words, each of which is a list of token ids, for a word without a token.
+
+    Parameters
+    ----------
+    config : GenerationConfig
+        The generation configuration.
+
+    Raises
+    ------
+    ValueError
+        If there is one. It names the option.
+    """
+    words = config.bad_words_ids
+    if words is not None and not (isinstance(words, list) and words and all(isinstance(w, list) and w for w in words)):
+        raise ValueError(f"bad_words_ids is {_short(words)}; it must be a list of words, each a list of token ids.")
 
 
 def check_power_penalty(config: GenerationConfig) -> None:
@@ -273,6 +303,8 @@ def check_token_ids(name: str, token_ids: Any, vocab_size: int, ignored: int | N
     kind = token_ids.dtype if isinstance(token_ids, torch.Tensor) else type(token_ids).__name__
     if kind not in (torch.int32, torch.int64):
         raise ValueError(f"{name} is of type {kind}; it must be a tensor of torch.int64.")
+    if token_ids.is_meta:
+        raise ValueError(f"{name} is on the device meta: it has a shape, but no token ids.")
     check_batch(name, token_ids)
     outside = (token_ids < 0) | (token_ids >= vocab_size)
     if ignored is not None:
@@ -312,27 +344,34 @@ def check_batch(name: str, batch: torch.Tensor, dimensions: int = 2) -> None:
         raise ValueError(f"{name} has the shape {shape}: sequences of length 0. They must have at least one token.")
 
 
-def check_mask(name: str, mask: torch.Tensor, batch: torch.Tensor) -> None:
+def check_mask(name: str, mask: Any, batch: torch.Tensor) -> None:
     """Check an attention mask against its batch.
 
     Parameters
     ----------
     name : str
         Name of the mask, for the error.
-    mask : torch.Tensor
-        1 for a real token, 0 for padding.
+    mask : Any
+        1 for a real token, 0 for padding, as a tensor. Only the shape of one with more than two dimensions is free.
     batch : torch.Tensor
         The batch, whose first two dimensions the mask must have.
 
     Raises
     ------
     ValueError
-        If the shapes differ, or a sequence has no real token.
+        If it is no tensor of numbers, the shapes differ, a number is neither 0 nor 1, or a sequence has no real token.
     """
+    if not isinstance(mask, torch.Tensor) or mask.is_meta:
+        kind = "on the device meta" if isinstance(mask, torch.Tensor) else f"of type {type(mask).__name__}"
+        raise ValueError(f"{name} is {kind}; it must be a tensor of 0 and 1.")
+    if mask.dim() > 2:
+        return
     if mask.shape != batch.shape[:2]:
         raise ValueError(
             f"{name} has the shape {tuple(mask.shape)}; it must be {tuple(batch.shape[:2])}, as its sequences."
         )
+    if not ((mask == 0) | (mask == 1)).all():
+        raise ValueError(f"{name} has other numbers than 1, for a real token, and 0, for padding.")
     is_empty = (mask == 0).all(dim=-1)
     if is_empty.any():
         empty = int(is_empty.nonzero()[0])
@@ -362,11 +401,13 @@ def check_model_inputs(inputs: dict[str, Any], vocab_size: int) -> None:
         ids, mask = inputs.get(f"{side}input_ids"), inputs.get(f"{side}attention_mask")
         if ids is not None:
             check_token_ids(f"{side}input_ids", ids, vocab_size)
-            if mask is not None and mask.dim() == 2 and inputs.get("past_key_values") is None:
+            if mask is not None and inputs.get("past_key_values") is None:
                 check_mask(f"{side}attention_mask", mask, ids)
     labels, target = inputs.get("labels"), inputs.get("decoder_input_ids")
     if labels is not None:
         check_token_ids("labels", labels, vocab_size, ignored=IGNORE_INDEX)
+        if labels.dtype != torch.int64:
+            raise ValueError(f"labels is of type {labels.dtype}; it must be a tensor of torch.int64.")
         if target is not None and labels.shape != target.shape:
             raise ValueError(
                 f"labels has the shape {tuple(labels.shape)}; it must be that of decoder_input_ids, "
@@ -450,4 +491,5 @@ __all__ = [
     "check_search_options",
     "check_token_fields",
     "check_token_ids",
+    "check_words",
 ]

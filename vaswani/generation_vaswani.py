@@ -264,8 +264,10 @@ class VaswaniGenerationMixin(GenerationMixin):
 
     def _vocab_size(self) -> int:
         """Return the number of token ids that the model can read; refuse a model that produces others."""
-        rows = int(getattr(self.get_input_embeddings(), "num_embeddings", self.config.vocab_size))
-        produced = int(getattr(self.get_output_embeddings(), "out_features", rows))
+        read, written = getattr(self.get_input_embeddings(), "weight", None), self.get_output_embeddings()
+        rows = self.config.vocab_size if read is None else int(read.shape[0])
+        produced = getattr(written, "weight", None)
+        produced = int(getattr(written, "out_features", rows) if produced is None else produced.shape[0])
         if produced > rows:
             raise ValueError(f"lm_head has {produced} rows, and the embedding {rows}: lm_head must not have more.")
         return rows
@@ -275,6 +277,8 @@ class VaswaniGenerationMixin(GenerationMixin):
         vocab_size = self._vocab_size()
         encoded = kwargs.get("encoder_outputs")
         source = inputs if inputs is not None else kwargs.get("input_ids")
+        if encoded is not None and not (isinstance(encoded, ModelOutput | tuple) and len(encoded)):
+            raise ValueError(f"encoder_outputs is {type(encoded).__name__}; it must be the encoder's output.")
         states = kwargs.get("inputs_embeds") if encoded is None else encoded[0]
         if source is not None:
             check_token_ids("input_ids", source, vocab_size)
@@ -284,9 +288,13 @@ class VaswaniGenerationMixin(GenerationMixin):
         prompt = kwargs.get("decoder_input_ids")
         if prompt is not None:
             check_token_ids("decoder_input_ids", prompt, vocab_size)
+            if source is not None and len(prompt) != len(source):
+                raise ValueError(f"decoder_input_ids has {len(prompt)} sequences; the source has {len(source)}.")
+        elif kwargs.get("decoder_attention_mask") is not None:
+            raise ValueError("decoder_attention_mask is given without decoder_input_ids.")
         for name, batch in (("attention_mask", source), ("decoder_attention_mask", prompt)):
             mask = kwargs.get(name)
-            if batch is not None and mask is not None and mask.dim() == 2:
+            if batch is not None and mask is not None:
                 check_mask(name, mask, batch)
 
     def _last_columns(self, beyond: int, inputs: torch.Tensor | None, kwargs: dict[str, Any]) -> torch.Tensor:
@@ -514,7 +522,7 @@ def _watched(loop: Callable[..., Any], input_ids: torch.Tensor, processors: Any,
 
 def _prompt_of(input_ids: torch.Tensor, arguments: dict[str, Any], beams: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the start token and forced tokens (B, T), with their mask; the rows of a sequence are copies."""
-    prompt, mask = input_ids[::beams], arguments.get("decoder_attention_mask")
+    prompt, mask = input_ids[::beams].long(), arguments.get("decoder_attention_mask")
     mask = torch.ones_like(prompt) if mask is None else mask[::beams]
     if not mask[:, -1].all():
         raise ValueError("decoder_attention_mask must pad on the left: the last token of every prompt must be real.")

@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import nn
 from transformers import GenerationConfig
 from transformers import initialization as init
 from transformers.dynamic_module_utils import custom_object_save
 from transformers.modeling_utils import PreTrainedModel
-from transformers.utils import GENERATION_CONFIG_NAME, cached_file
+from transformers.utils import CONFIG_NAME, GENERATION_CONFIG_NAME, cached_file
 
 from .configuration_vaswani import VaswaniConfig
 from .generation_checks_vaswani import check_saved_generation_config
@@ -26,6 +27,8 @@ AUTO_MAP = {
     "AutoModel": "modeling_vaswani.VaswaniModel",
     "AutoModelForSeq2SeqLM": "modeling_vaswani.VaswaniForConditionalGeneration",
 }
+# The folder beside a tokenizer of which transformers reads the files.
+TEMPLATES = "additional_chat_templates"
 # The parameters that a model may have beyond twice those of its files, such as those of a new head.
 NEW_PARAMETERS = 100_000_000
 # Whether the model that is being loaded refuses weights of another shape by name (`strict=True`).
@@ -111,6 +114,9 @@ def check_model_folder(folder: str | os.PathLike[str], subfolder: str = "") -> N
     check_inside(folder, [subfolder])
     place = Path(folder) / subfolder
     names = [path.name for path in place.iterdir() if not path.is_dir()] if place.is_dir() else []
+    check_inside(folder, [Path(subfolder) / TEMPLATES])
+    if (place / TEMPLATES).is_dir():
+        names += [f"{TEMPLATES}/{path.name}" for path in (place / TEMPLATES).iterdir()]
     check_inside(folder, [Path(subfolder) / name for name in names])
     for name in names:
         if name.endswith(".index.json"):
@@ -123,7 +129,7 @@ def _shards(index: Path) -> list[str]:
     try:
         weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
         return [str(file) for file in weight_map.values()]
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return []
 
 
@@ -231,6 +237,13 @@ class VaswaniPreTrainedModel(PreTrainedModel):
             if "use_safetensors" not in str(error):
                 raise
             raise OSError(f"{name} has no model.safetensors, and weights are not loaded from other formats.") from None
+        except SafetensorError as error:
+            raise ValueError(f"A file with weights of {name} is damaged: {error}") from None
+        except (TypeError, AttributeError, RecursionError) as error:
+            _explain_files(name, kwargs)
+            if isinstance(error, RecursionError):
+                raise ValueError(f"A file in JSON of {name} is nested too deeply.") from None
+            raise
         model = loaded[0] if isinstance(loaded, tuple) else loaded
         if strict:
             _check_loading(loaded[1])
@@ -307,6 +320,23 @@ class VaswaniPreTrainedModel(PreTrainedModel):
         return resized
 
 
+def _explain_files(name: Any, options: dict[str, Any]) -> None:
+    """Raise a ValueError if it was a file in JSON that transformers failed over, and not an argument."""
+    readers: dict[str, Any] = {GENERATION_CONFIG_NAME: GenerationConfig, CONFIG_NAME: VaswaniConfig}
+    for file, kind in readers.items():
+        try:
+            kind.from_pretrained(name, **_download_options(options))
+        except OSError:
+            continue  # there is none
+        except (TypeError, AttributeError, RecursionError) as error:
+            raise ValueError(f"{file} of {name} cannot be read: {error}") from None
+
+
+def _download_options(options: dict[str, Any]) -> dict[str, Any]:
+    known = ("cache_dir", "force_download", "proxies", "local_files_only", "token", "revision", "subfolder")
+    return {key: options[key] for key in known if key in options}
+
+
 def _stored_shapes(file: str | os.PathLike[str]) -> dict[str, tuple[int, ...]]:
     """Read the shapes in a safetensors file: eight bytes tell the length of its header, which has them."""
     try:
@@ -314,7 +344,7 @@ def _stored_shapes(file: str | os.PathLike[str]) -> dict[str, tuple[int, ...]]:
             length = int.from_bytes(opened.read(8), "little")
             header = json.loads(opened.read(min(length, os.path.getsize(file))))
         return {name: tuple(map(int, entry["shape"])) for name, entry in header.items() if name != "__metadata__"}
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise ValueError(f"{file} is damaged: its header cannot be read.") from None
 
 
@@ -386,8 +416,7 @@ def _read_generation_config(name: Any, model: Any, options: dict[str, Any]) -> N
     """Read the saved generation configuration again if none was loaded: transformers ignores an unreadable one."""
     if not model.generation_config._from_model_config:
         return
-    known = ("cache_dir", "force_download", "proxies", "local_files_only", "token", "revision", "subfolder")
-    download = {key: options[key] for key in known if key in options}
+    download = _download_options(options)
     if has_file(name, GENERATION_CONFIG_NAME, **download):
         model.generation_config = GenerationConfig.from_pretrained(name, **download)
 

@@ -375,3 +375,23 @@ print(model.generate(tokens, num_beams=2, length_penalty_form="gnmt", max_new_to
     with (changed / "modeling_vaswani.py").open("a") as file:
         file.write("\n# changed\n")
     assert path_of(changed) == "modules (the package vaswani is not installed with this model code)"
+
+
+def test_layers_that_were_removed_or_repeated_go_through_the_modules() -> None:
+    for change in (lambda layers: layers.__delitem__(0), lambda layers: layers.append(layers[0])):
+        model = model_for()
+        change(model.model.decoder.layers)
+        assert "layer_idx" in explain(model)["decoding step"]
+        inputs = {"input_ids": ragged_batch()["input_ids"], "max_new_tokens": 6}
+        fast = model.generate(**inputs)
+        model.set_fast_paths(False)
+        assert fast.tolist() == model.generate(**inputs).tolist()
+
+
+def test_numbers_of_another_kind_go_through_the_modules() -> None:
+    model = model_for()
+    model.model.decoder.embed_scale = "2"
+    assert "embed_scale" in explain(model)["decoding step"]
+    model = model_for()
+    model.config.d_k = 0
+    assert "d_k 0" in explain(model)["decoding step"]

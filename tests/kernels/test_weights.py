@@ -237,6 +237,41 @@ def test_an_embedding_that_is_not_contiguous_is_copied(kernels: Any) -> None:
         weight.data.mul_(2)
 
 
+PARTS = ["decoder.layers.0.feed_forward.fc1", "decoder.embed_tokens", "decoder.layers.1.self_attn_layer_norm"]
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_weights_without_memory_are_refused(kernels: Any, part: str) -> None:
+    model = Model()
+    PackedWeights.of(model.model.decoder, model.lm_head)
+    model.model.get_submodule(part).weight.untyped_storage().resize_(0)
+    with pytest.raises(ValueError, match="has no memory for its shape"):
+        PackedWeights.of(model.model.decoder, model.lm_head)
+
+
+def test_an_embedding_that_moves_in_the_middle_of_a_call_is_an_error(kernels: Any) -> None:
+    model = Model()
+    decoder = KernelDecoder(model, torch.randn(2, 3, 16), ragged_mask(3, 2), 1)
+    decoder.start(torch.ones(2, 1, dtype=torch.long), torch.ones(2, 1))
+    model.model.decoder.embed_tokens.weight.untyped_storage().resize_(0)
+    with pytest.raises(RuntimeError, match=r"embed_tokens\.weight was resized"):
+        decoder.advance(torch.tensor([[3], [4]]), torch.zeros(2, 1, dtype=torch.long))
+
+
+def test_weights_at_odd_addresses_are_copied(kernels: Any) -> None:
+    model = Model()
+    for weight in model.parameters():
+        memory = torch.zeros(weight.nbytes + 1, dtype=torch.uint8)
+        np.frombuffer(memory.numpy()[1:], np.float32)[:] = weight.detach().numpy().reshape(-1)
+        weight.data = torch.frombuffer(memory.numpy(), dtype=torch.float32, offset=1).view(weight.shape)
+        assert weight.data_ptr() % 4 == 1
+    for _ in range(2):
+        weights = PackedWeights.of(model.model.decoder, model.lm_head)
+        assert all(each.data_ptr() % each.itemsize == 0 for each in weights._owned)
+        assert_computes_as_torch(model)
+        model.model.decoder.embed_tokens.weight.data.mul_(2)
+
+
 def test_threads_never_see_half_of_it(kernels: Any) -> None:
     model, mask = Model(), ragged_mask(5, 3)
     states, failures = torch.randn(2, 5, 16), []

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 import yaml
 from huggingface_hub import ModelCard
 from huggingface_hub.constants import REPOCARD_NAME
@@ -22,6 +23,7 @@ from .results import read_results
 from .shipped import folder_or_name
 
 # Real text for the tokenizer: letters with accents, figures, punctuation and quotation marks.
+MAX_EXAMPLE_TOKENS = 2000
 EXAMPLE = "Good morning! “It costs 3.50 €,” said Zoë; isn't that 10 % more?"
 
 
@@ -76,8 +78,9 @@ class _Checked:
 
     def tokens(self) -> str:
         config = _needed(self.config, "configuration")
-        self.tokenizer = load_tokenizer(self.folder)
-        check_tokenizer(self.tokenizer, config.vocab_size)
+        tokenizer = load_tokenizer(self.folder)
+        check_tokenizer(tokenizer, config.vocab_size)
+        self.tokenizer = tokenizer  # one that is refused is not used
         for name in ("pad_token_id", "eos_token_id"):
             ours, theirs = getattr(config, name), getattr(self.tokenizer, name)
             if theirs not in (ours if isinstance(ours, list) else [ours]):
@@ -109,8 +112,11 @@ class _Checked:
 
     def translation(self) -> str:
         model, tokenizer = _needed(self.model, "weights"), _needed(self.tokenizer, "tokenizer")
-        inputs = tokenizer(_example(self.folder), return_tensors="pt")
-        output = model.eval().generate(inputs["input_ids"])
+        with panics_as_errors("The tokenizer"):
+            token_ids = tokenizer(_example(self.folder))["input_ids"]
+        if len(token_ids) > MAX_EXAMPLE_TOKENS:
+            raise ValueError(f"the example has {len(token_ids)} tokens; at most {MAX_EXAMPLE_TOKENS} are translated")
+        output = model.eval().generate(torch.tensor([token_ids]))
         return f"{output.shape[1] - 1} tokens for the example"
 
     def card(self) -> str:

@@ -1,6 +1,8 @@
 """The loading of a stranger's model: whole or not at all, without code of theirs, and with errors that name it."""
 
 import contextlib
+import json
+import math
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -14,6 +16,8 @@ from ..pretrained_vaswani import check_model_folder, has_file
 from .shipped import folder_or_name
 
 TOKENIZER_CONFIG = "tokenizer_config.json"
+# By how much the steps of a tokenizer may lengthen a line, together, and what they may add to it.
+MAX_GROWTH = 1000
 # What a user can do about an answer of the Hub.
 ADVICE = {
     401: "log in with `hf auth login`, or set HF_TOKEN",
@@ -94,7 +98,7 @@ def load_tokenizer(name: str | os.PathLike[str]) -> Any:
 
 
 def check_tokenizer(tokenizer: Any, vocab_size: int) -> None:
-    """Refuse a tokenizer that makes token ids outside a model's vocabulary.
+    """Refuse a tokenizer that fails over any text, lengthens it, or makes token ids outside a model's vocabulary.
 
     Parameters
     ----------
@@ -106,14 +110,39 @@ def check_tokenizer(tokenizer: Any, vocab_size: int) -> None:
     Raises
     ------
     ValueError
-        If a token has such an id. It names the token.
+        If a token has such an id, or a step of the tokenizer has a text or a number of tokens that is too long.
     """
+    _check_growth(json.loads(tokenizer.backend_tokenizer.to_str()))
+    with panics_as_errors("The tokenizer"):
+        tokenizer("a")
     token, largest = max(tokenizer.get_vocab().items(), key=lambda entry: entry[1], default=("", 0))
     if largest >= vocab_size:
         raise ValueError(
             f"the token {token!r} of its tokenizer has the id {largest}; the vocabulary has {vocab_size} tokens, "
             f"from 0 to {vocab_size - 1}"
         )
+
+
+def _check_growth(parts: dict[str, Any]) -> None:
+    """Raise a ValueError if the steps of a tokenizer could make a line so long that memory does not suffice."""
+    for name in ("normalizer", "pre_tokenizer", "post_processor", "decoder"):
+        sizes = _growths(parts.get(name))
+        if sum(map(math.log, sizes)) > math.log(MAX_GROWTH):
+            raise ValueError(
+                f"the {name} of its tokenizer can make a text {math.prod(sizes)} times as long; at most {MAX_GROWTH} "
+                "times is allowed"
+            )
+
+
+def _growths(part: Any) -> list[int]:
+    """Return by how much each step within a part of a tokenizer may lengthen a text, where that is more than once."""
+    if isinstance(part, list):
+        return [size for entry in part for size in _growths(entry)]
+    if not isinstance(part, dict):
+        return []
+    texts = [part[key] for key in ("content", "prepend", "replacement", "ids") if isinstance(part.get(key), str | list)]
+    inner = [size for value in part.values() for size in _growths(value)]
+    return [len(text) for text in texts if len(text) > 1] + inner
 
 
 @contextlib.contextmanager

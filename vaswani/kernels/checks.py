@@ -81,7 +81,60 @@ def checked(name: str, tensor: torch.Tensor, shape: tuple[int | None, ...], dtyp
     ):
         wanted = ", ".join("any" if size is None else str(size) for size in shape)
         raise ValueError(f"{name} has the shape {tuple(sizes)}; the kernels need ({wanted}).")
-    return tensor.contiguous()
+    return laid_out(name, tensor)
+
+
+def laid_out(name: str, tensor: torch.Tensor) -> torch.Tensor:
+    """Lay a tensor out row by row, at an address that is a multiple of a number's size.
+
+    Parameters
+    ----------
+    name : str
+        What errors call it.
+    tensor : torch.Tensor
+        The tensor.
+
+    Returns
+    -------
+    torch.Tensor
+        The tensor; a copy where it lies otherwise, as tensors of a file that is mapped into memory may.
+    """
+    tensor = with_memory(name, tensor).contiguous()
+    return tensor.clone() if tensor.data_ptr() % tensor.itemsize else tensor
+
+
+def with_memory(name: str, tensor: torch.Tensor) -> torch.Tensor:
+    """Check that a tensor does not reach beyond its storage.
+
+    Parameters
+    ----------
+    name : str
+        What errors call it.
+    tensor : torch.Tensor
+        The tensor.
+
+    Returns
+    -------
+    torch.Tensor
+        The same tensor.
+
+    Raises
+    ------
+    ValueError
+        If it does: `untyped_storage().resize_(0)` frees memory, and the tensor does not know.
+    """
+    needed = tensor.nbytes if tensor.is_contiguous() else _extent(tensor)
+    if needed and tensor.storage_offset() * tensor.itemsize + needed > tensor.untyped_storage().nbytes():
+        raise ValueError(f"{name} has no memory for its shape {tuple(tensor.shape)}: its storage was made smaller.")
+    return tensor
+
+
+def _extent(tensor: torch.Tensor) -> int:
+    """Return the bytes from a tensor's first number to the end of its last."""
+    if not tensor.numel():
+        return 0
+    steps = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+    return (steps + 1) * tensor.itemsize
 
 
 def memory(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -146,4 +199,4 @@ def integers(*shape: int) -> torch.Tensor:
     return memory(shape, torch.int64)
 
 
-__all__ = ["are_plain", "checked", "floats", "integers", "kernels", "memory"]
+__all__ = ["are_plain", "checked", "floats", "integers", "kernels", "laid_out", "memory", "with_memory"]

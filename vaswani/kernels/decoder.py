@@ -113,6 +113,8 @@ class KernelDecoder:
         ------
         IndexError
             If a token was generated that the embedding does not have, or a parent was not there.
+        RuntimeError
+            If the embedding's storage was resized since the decoder was made.
         """
         sequences, beams = tokens.shape
         shape = self._chosen.shape[0], beams
@@ -121,6 +123,7 @@ class KernelDecoder:
         if self._slots_in_use + beams > self._slots:
             self._make_slots(max(2 * self._slots, self._slots_in_use + beams))
         pointers = self._chosen.data_ptr(), tokens.data_ptr(), parents.data_ptr()
+        self._weights.check_embedding()
         if self._kernels.decode_step(self._weights.pointer, self._work.pointer, sequences, beams, *pointers):
             raise failure()
         self._slots_in_use += beams

@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import nn
 
-from .checks import checked, kernels
+from .checks import checked, kernels, laid_out, with_memory
 from .library import Layer, Linear, Norm, Stack
 from .product import pack, pack_quantised, padded, quantise
 
@@ -58,8 +58,9 @@ class _Source:
         self.embedding = None if output is None else stack.embed_tokens.weight.data
         self.place: Any = None
         if self.embedding is not None:
-            if self.embedding.dtype != torch.float32 or not self.embedding.is_contiguous():
-                self._add(self.embedding)
+            lies_well = laid_out("embed_tokens.weight", self.embedding) is self.embedding
+            if self.embedding.dtype != torch.float32 or not lies_well:
+                self._add(self.embedding)  # it is copied, so a change of it has to be noticed
             self.place = self.embedding.data_ptr(), self.embedding.shape
 
     def _layer(self, modules: dict[str, Any]) -> dict[str, Any]:
@@ -105,7 +106,7 @@ class _Source:
 
     def state(self) -> Any:
         """Return what changes when any of it changes."""
-        contiguous = [each if each.is_contiguous() else each.contiguous() for each in self.tensors]
+        contiguous = [with_memory("a weight", each).contiguous() for each in self.tensors]
         count, array = len(contiguous), c_int64 * len(contiguous)
         addresses, sizes = (
             array(*[each.data_ptr() for each in contiguous]),
@@ -136,6 +137,7 @@ class PackedWeights:
         self._state = source.state()
         self._owned: list[torch.Tensor] = []
         self._positions = torch.empty(0)
+        self._embedding = torch.empty(0)
         first = source.layers[0][_SELF]
         self._widths = first["d_k"], first["d_v"]
         self.is_quantised = isinstance(first["q_proj"][0], tuple)
@@ -160,6 +162,7 @@ class PackedWeights:
             embedding = checked("embed_tokens.weight", source.embedding.float(), (None, d_model), torch.float32)
             self.structure.embeddings = len(embedding)
             self.structure.embedding = self._own(embedding)
+            self._embedding = embedding
         self.pointer = ctypes.byref(self.structure)
         keys, values = self._heads * d_k, self._heads * first["d_v"]
         # The widest rows of a workspace: of products, and of what is quantised.
@@ -213,6 +216,17 @@ class PackedWeights:
             f"The weights of {type(stack).__name__} changed during each of {_ATTEMPTS} attempts to copy them. "
             "Another thread changes them: let it finish first, or give each thread a model of its own."
         )
+
+    def check_embedding(self) -> None:
+        """Check before a step that the embedding, which is read where it stands, still stands there.
+
+        Raises
+        ------
+        RuntimeError
+            If its storage was made smaller or moved in the middle of a call.
+        """
+        if self._embedding.data_ptr() != self.structure.embedding:
+            raise RuntimeError("The storage of embed_tokens.weight was resized while the model translated.")
 
     def positions(self, stack: Any, length: int) -> torch.Tensor:
         """Return encoded positions.
