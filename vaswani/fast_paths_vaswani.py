@@ -33,7 +33,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import modeling_utils
+from transformers import masking_utils, modeling_utils
 from transformers.activations import ACT2CLS
 from transformers.integrations import sdpa_attention
 from transformers.modeling_outputs import BaseModelOutput
@@ -93,9 +93,11 @@ _TORCH: dict[str, Any] = {
 }
 # Functions that the bypassed code calls: replacing one of them must have its effect.
 _FUNCTIONS_OF_MODEL = ("eager_attention", "positions_of", "sinusoidal_positions", "smoothed_cross_entropy")
+_FUNCTIONS_OF_MASKS = ("create_bidirectional_mask", "create_causal_mask")
 _FUNCTIONS_OF_TORCH = (
     "linear layer_norm relu dropout embedding softmax cross_entropy scaled_dot_product_attention".split()
 )
+_OPERATIONS_OF_TORCH = ("relu", "layer_norm", "embedding")  # what these functions call
 # Linear layers that transform each position by itself, so that an unpadded batch may go through them.
 _POSITION_WISE = {"peft.tuners.lora.layer.Linear"}
 _CAUSALITY = {
@@ -323,14 +325,7 @@ def decoding_path(model: Any, arguments: dict[str, Any], generation_config: Any,
     tuple[str, str]
         "kernels", "torch" or "modules", and why not a faster one.
     """
-    known = {
-        "encoder_outputs",
-        "attention_mask",
-        "decoder_attention_mask",
-        "use_cache",
-        "past_key_values",
-        "return_dict",
-    }
+    known = set("encoder_outputs attention_mask decoder_attention_mask use_cache past_key_values return_dict".split())
     ignored = {"labels", "logits_to_keep", "position_ids"}  # not read when the encoder's output is given
     given = {name for name, value in arguments.items() if value is not None and value is not False}
     cache, encoded = arguments.get("past_key_values"), arguments["encoder_outputs"].last_hidden_state
@@ -441,7 +436,7 @@ def _why_not_now(model: Any) -> str:
     switch = os.environ.get(SWITCH, "1")
     if switch not in ("0", "1"):
         raise ValueError(f"The environment variable {SWITCH} is {switch!r}; it must be 0 or 1.")
-    if switch == "0" or not model.fast_paths:
+    if switch == "0" or not getattr(model, "fast_paths", True):
         return f"{SWITCH}=0" if switch == "0" else "set_fast_paths(False)"
     if torch.jit.is_tracing() or torch._C._len_torch_function_stack() or torch._C._len_torch_dispatch_stack():
         return "torch is tracing, or a mode of torch is active"
@@ -473,9 +468,9 @@ def _why_not_fuse_loss(model: Any) -> str:
         return reason
     if type(head) is not nn.Linear or _is_changed(head) or model._forward_pre_hooks:
         return "lm_head is wrapped, replaced or watched"
-    if not _is_original(nn.Linear.forward, nn.modules.linear, "Linear.forward"):
-        return "Linear.forward is replaced"
-    weight, bias = head._parameters["weight"], head._parameters["bias"]
+    if reason := _why_not_called_as_written(nn.Linear):
+        return reason
+    weight, bias = head.weight, head.bias
     if type(weight) is not nn.Parameter or bias is not None or not _is_plain_cpu(weight.data):
         return "lm_head has a bias, or its weight is not a plain parameter on the CPU"
     return "" if weight.dtype in (torch.float32, torch.float64) else f"lm_head.weight is {weight.dtype}"
@@ -483,22 +478,20 @@ def _why_not_fuse_loss(model: Any) -> str:
 
 def _why_not_as_written(module: Any) -> str:
     """Say which class or function of the model's file is not what is written there."""
-    home, config = _home_of(module), module.config
+    home = _home_of(module)
     if home is None:
         return f"{type(module).__name__} is not a class of the model's file"
+    config = module.config
     if type(config).__name__ != "VaswaniConfig" or config.position_encoding not in ("sinusoidal", "learned"):
         return f"config is a {type(config).__name__} with position_encoding={config.position_encoding!r}"
     if config._attn_implementation not in ("eager", "sdpa"):
         return f"attn_implementation is {config._attn_implementation!r}"
-    for name in ("VaswaniAttention", "VaswaniFeedForward", "VaswaniEncoderLayer", "VaswaniDecoderLayer"):
+    for name in ("VaswaniStack", *_PARTS):
         if reason := _why_not_written(getattr(home, name), home):
             return reason
-    for name in ("VaswaniStack", "VaswaniEncoder", "VaswaniDecoder", "VaswaniModel", "VaswaniForConditionalGeneration"):
-        if reason := _why_not_written(getattr(home, name), home):
+    for cls in _TORCH.values():
+        if reason := _why_not_called_as_written(cls):
             return reason
-    for kind, cls in _TORCH.items():
-        if not _is_original(cls.forward, sys.modules[cls.__module__], f"{kind}.forward"):
-            return f"{kind}.forward is replaced"
     attend = ALL_ATTENTION_FUNCTIONS.get_interface(config._attn_implementation, home.eager_attention)
     if attend is not home.eager_attention:
         if config._attn_implementation == "eager":
@@ -525,8 +518,13 @@ def _why_not_functions(home: ModuleType) -> str:
     for name in _FUNCTIONS_OF_TORCH:
         if not _is_original(getattr(nn.functional, name), nn.functional, name):
             return f"torch.nn.functional.{name} is replaced"
-    if not _is_original(nn.Module.__call__, nn.modules.module, "Module._wrapped_call_impl"):
-        return "Module.__call__ is replaced"
+    for place, file, names in ((home, masking_utils, _FUNCTIONS_OF_MASKS), (torch, torch, _OPERATIONS_OF_TORCH)):
+        for name in names:
+            if not _is_original(getattr(place, name), file, name):
+                return f"{place.__name__}.{name} is replaced"
+    for method, name in ((nn.Module.__call__, "_wrapped_call_impl"), (nn.Module._call_impl, "_call_impl")):
+        if not _is_original(method, nn.modules.module, f"Module.{name}"):
+            return f"Module.{name} is replaced"
     return ""
 
 
@@ -540,6 +538,15 @@ def _why_not_written(cls: Any, home: ModuleType) -> str:
         if isinstance(function, FunctionType) and not _is_original(function, home, f"{name}.{method}"):
             return f"{name}.{method} is replaced"
     return ""
+
+
+def _why_not_called_as_written(cls: Any) -> str:
+    """Say whether calling a module of torch or of transformers does something else than the `forward` in its file."""
+    if cls.__call__ is not nn.Module.__call__:
+        return f"{cls.__name__}.__call__ is replaced"
+    owner = next(base for base in cls.__mro__ if "forward" in vars(base))
+    is_written = _is_original(owner.forward, sys.modules[owner.__module__], f"{owner.__qualname__}.forward")
+    return "" if is_written else f"{cls.__name__}.forward is replaced"
 
 
 def _is_original(function: Any, home: ModuleType, qualname: str) -> bool:
@@ -572,7 +579,7 @@ def _is_harmless(hook: Any) -> bool:
 
 
 def _is_plain_cpu(*tensors: Any) -> bool:
-    return all(type(each) is torch.Tensor and each.is_cpu for each in tensors)
+    return all(type(each) is torch.Tensor and each.is_cpu and each.layout == torch.strided for each in tensors)
 
 
 class _Walk:
@@ -611,6 +618,8 @@ class _Walk:
             return " is in training mode"
         if kind == "VaswaniAttention" and (own["config"] is not self._config or type(own["scaling"]) is not float):
             return " has a configuration or a kind of scaling of its own"
+        if "layers" in _PARTS[kind] and type(own.get("embed_scale")) not in (int, float):
+            return " has another kind of embed_scale"
         parts, children = _PARTS[kind], own["_modules"]
         if len(children) != len(parts) and children.keys() - parts.keys() != {"embed_positions"}:
             return f" has other parts: {', '.join(sorted(children.keys() ^ parts.keys()))}"
@@ -622,6 +631,7 @@ class _Walk:
                 reason = self._visit_leaf(child, part_kind)
             elif part_kind == "activation":
                 is_known = type(child) in _ACTIVATIONS and not _is_changed(child) and not child._parameters
+                is_known = is_known and not _why_not_called_as_written(type(child))
                 reason = "" if is_known else " is not a plain activation"
             else:
                 reason = "" if part == self._skipped else self._visit(child, part_kind)
@@ -640,12 +650,16 @@ class _Walk:
         for index, layer in layers._modules.items():
             if reason := self._visit(layer, kind):
                 return f".{index}{reason}"
+        for part in _CAUSALITY[kind] if kind == "VaswaniDecoderLayer" and not self._is_training else ():
+            indices = [layer._modules[part].layer_idx for layer in layers]
+            if len(set(indices)) < len(indices):  # they share a place in the modules' cache
+                return f" have the same layer_idx in {part}: {indices}"
         return ""
 
     def _visit_leaf(self, module: Any, kind: str) -> str:
         if type(module) is not _TORCH[kind]:
             return self._visit_adapter(module, kind)
-        own = module.__dict__
+        own, is_quantised = module.__dict__, _kernels("weights").is_quantised
         if _is_changed(module) or own["_buffers"] or own["_modules"]:
             return " has a hook, a method, a buffer or a module of its own"
         if own["training"] and not self._is_training:
@@ -655,7 +669,7 @@ class _Walk:
         for name, parameter in own["_parameters"].items():
             if parameter is not None:
                 is_known = type(parameter) is nn.Parameter or (not self._is_training and is_quantised(parameter))
-                if not is_known or not parameter.is_cpu:
+                if not is_known or not parameter.is_cpu or parameter.layout != torch.strided:
                     return f".{name} is not a plain parameter on the CPU"
                 self._dtypes.add(parameter.dtype)
             elif kind == "LayerNorm":
@@ -665,7 +679,8 @@ class _Walk:
     def _visit_adapter(self, module: Any, kind: str) -> str:
         cls = type(module)
         is_known = self._is_training and kind == "Linear" and f"{cls.__module__}.{cls.__qualname__}" in _POSITION_WISE
-        if not is_known or any(map(_is_changed, module.modules())):
+        is_known = is_known and getattr(sys.modules.get(cls.__module__), cls.__name__, None) is cls
+        if not is_known or _why_not_called_as_written(cls) or any(map(_is_changed, module.modules())):
             return f" is a {cls.__name__}, not a plain {kind}"
         self._dtypes.update(parameter.dtype for parameter in module.parameters())
         return ""
@@ -675,6 +690,7 @@ def _why_not_kernels(stack: Any, head: Any = None) -> str:
     """Say why the kernels cannot compute a stack whose weights may be read, with its head."""
     if (library := _kernels("library")).load() is None:
         return library.status()
+    is_quantised = _kernels("weights").is_quantised
     if stack.config.position_encoding != "sinusoidal":
         return "learned positions"
     embedding = stack.embed_tokens.weight
@@ -715,32 +731,6 @@ def _why_not_kernels(stack: Any, head: Any = None) -> str:
     return "" if kinds == {True} else "only some layers are quantised"
 
 
-def is_quantised(weight: torch.Tensor) -> bool:
-    """Tell whether torchao quantised a weight to int8, for activations that are quantised dynamically.
-
-    Parameters
-    ----------
-    weight : torch.Tensor
-        The weight of a linear layer.
-
-    Returns
-    -------
-    bool
-        True for the tensors of `Int8DynamicActivationInt8WeightConfig` with a scale for each row of weights and of
-        activations, and no zero point.
-    """
-    if type(weight) is nn.Parameter or type(weight).__name__ != "Int8Tensor":
-        return False
-    quantised: Any = weight
-    activations = quantised.act_quant_kwargs
-    if activations is None or quantised.act_quant_scale is not None or quantised.act_pre_scale is not None:
-        return False
-    is_by_row = type(activations.granularity).__name__ == "PerRow" and quantised.scale.numel() == len(weight)
-    zero_point = quantised.zero_point
-    is_symmetric = activations.mapping_type.name == "SYMMETRIC" and (zero_point is None or not zero_point.any())
-    return is_by_row and is_symmetric
-
-
 # --- where the paths are
 
 
@@ -768,4 +758,4 @@ def _is_installed() -> bool:
     return all(ours.is_file() and ours.read_bytes() == copy.read_bytes() for ours, copy in pairs)
 
 
-__all__ = ["explain", "fast_decoder", "fast_encoding", "fast_training_step", "is_quantised"]
+__all__ = ["explain", "fast_decoder", "fast_encoding", "fast_training_step"]

@@ -23,7 +23,7 @@ _SELF, _CROSS = "self_attn", "encoder_attn"
 
 
 def is_quantised(weight: torch.Tensor) -> bool:
-    """Tell whether a weight is one of torchao's int8 tensors.
+    """Tell whether torchao quantised a weight to int8, for activations that are quantised dynamically.
 
     Parameters
     ----------
@@ -33,9 +33,19 @@ def is_quantised(weight: torch.Tensor) -> bool:
     Returns
     -------
     bool
-        Whether it has int8 numbers and scales. Whoever asks has to know how inputs are quantised.
+        True for the tensors of `Int8DynamicActivationInt8WeightConfig` with a scale for each row of weights and of
+        activations, and no zero point.
     """
-    return type(weight).__name__ == "Int8Tensor"
+    if type(weight) is nn.Parameter or type(weight).__name__ != "Int8Tensor":
+        return False
+    quantised: Any = weight
+    activations = quantised.act_quant_kwargs
+    if activations is None or quantised.act_quant_scale is not None or quantised.act_pre_scale is not None:
+        return False
+    is_by_row = type(activations.granularity).__name__ == "PerRow" and quantised.scale.numel() == len(weight)
+    zero_point = quantised.zero_point
+    is_symmetric = activations.mapping_type.name == "SYMMETRIC" and (zero_point is None or not zero_point.any())
+    return is_by_row and is_symmetric
 
 
 class _Source:
