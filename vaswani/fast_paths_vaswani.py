@@ -140,8 +140,8 @@ def fast_encoding(forward: Callable[..., Any]) -> Callable[..., Any]:
         try:
             if path == "modules":
                 return forward(self, *args, **kwargs)
-            weights = _room("weights").Weights(self)
-            states = _room("encoding").encode(self, arguments, use_kernels=path == "kernels")
+            weights = _load_path("weights").Weights(self)
+            states = _load_path("encoding").encode(self, arguments, use_kernels=path == "kernels")
             output = BaseModelOutput(last_hidden_state=states)
             vars(output)[_ENCODED_WITH] = weights
             return output
@@ -178,7 +178,7 @@ def fast_training_step(forward: Callable[..., Any]) -> Callable[..., Any]:
                 logger.debug("training step: %s %s; loss: %s %s", body, why_padded, loss, why_logits)
                 if body != "modules" or loss != "modules":
                     given = {name: value for name, value in arguments.items() if value is not None}
-                    return _room("training").training_step(
+                    return _load_path("training").training_step(
                         self, given, is_unpadded=body != "modules", is_fused=loss != "modules"
                     )
             return forward(self, *args, **kwargs)
@@ -226,14 +226,14 @@ def fast_decoder(model: Any, arguments: dict[str, Any], generation_config: Any, 
     beams, mask = generation_config.num_beams, arguments.get("attention_mask")
     encoded = arguments["encoder_outputs"].last_hidden_state[::beams]
     mask = None if mask is None else mask[::beams]
-    room, versions = _room("decoding"), _room("weights")
+    paths, versions = _load_path("decoding"), _load_path("weights")
     weights = versions.Weights(model.model.decoder, model.lm_head)
     encoder_weights = vars(arguments["encoder_outputs"]).get(_ENCODED_WITH, versions.Weights())
     decoder: Any
     if path == "kernels":
-        decoder = room.KernelStepDecoder(model, encoded, mask, beams)
+        decoder = paths.KernelStepDecoder(model, encoded, mask, beams)
     else:
-        decoder = room.BeamDecoder(model, encoded, mask)
+        decoder = paths.BeamDecoder(model, encoded, mask)
     encoder_weights.check()
 
     def check_weights() -> None:
@@ -446,7 +446,7 @@ def _why_not_now(model: Any) -> str:
         return "autocast"
     if nn.modules.module._has_any_global_hook():
         return "a global module hook"
-    return "" if _room("encoding") is not None else "the package vaswani is not installed with this model code"
+    return "" if _load_path("encoding") is not None else "the package vaswani is not installed with this model code"
 
 
 def _why_not_read(module: Any, skipped: str = "") -> str:
@@ -734,7 +734,7 @@ def _why_not_kernels(stack: Any, head: Any = None) -> str:
 # --- where the paths are
 
 
-def _room(name: str) -> Any:
+def _load_path(name: str) -> Any:
     """Return a module of `vaswani.fast_paths`, or None where it is not installed with the same model code."""
     return importlib.import_module(f"vaswani.fast_paths.{name}") if _is_installed() else None
 

@@ -64,7 +64,7 @@ class _Source:
         self.output = None if output is None else self._linear(output)
         self.embed_scale = float(stack.embed_scale)
         self.numbers.append(self.embed_scale)
-        # The embedding is read where it stands, so a change of it needs not be noticed, but its place matters.
+        # The embedding is read where it stands, so a change of it need not be noticed, but its place matters.
         self.embedding = None if output is None else stack.embed_tokens.weight.data
         self.place: Any = None
         if self.embedding is not None:
