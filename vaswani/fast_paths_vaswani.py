@@ -85,12 +85,7 @@ _PARTS = {
     "VaswaniModel": {"encoder": "VaswaniEncoder", "decoder": "VaswaniDecoder"},
     "VaswaniForConditionalGeneration": {"model": "VaswaniModel", "lm_head": "Linear"},
 }
-_TORCH: dict[str, Any] = {
-    "Linear": nn.Linear,
-    "LayerNorm": nn.LayerNorm,
-    "Embedding": nn.Embedding,
-    "Dropout": nn.Dropout,
-}
+_TORCH: dict[str, Any] = {cls.__name__: cls for cls in (nn.Linear, nn.LayerNorm, nn.Embedding, nn.Dropout)}
 # Functions that the bypassed code calls: replacing one of them must have its effect.
 _FUNCTIONS_OF_MODEL = ("eager_attention", "positions_of", "sinusoidal_positions", "smoothed_cross_entropy")
 _FUNCTIONS_OF_MASKS = ("create_bidirectional_mask", "create_causal_mask")
@@ -578,6 +573,10 @@ def _is_harmless(hook: Any) -> bool:
     return is_recorder or code.co_qualname.endswith("enable_input_require_grads.<locals>.make_inputs_require_grads")
 
 
+def _is_other(weight: torch.Tensor) -> bool:
+    return not _kernels("weights").is_quantised(weight)
+
+
 def _is_plain_cpu(*tensors: Any) -> bool:
     return all(type(each) is torch.Tensor and each.is_cpu and each.layout == torch.strided for each in tensors)
 
@@ -601,6 +600,7 @@ class _Walk:
         self._skipped = skipped
         self._config = module.config
         self._dtypes: set[torch.dtype] = set()
+        self._written: set[type] = set()
         self.reason = self._visit(module, type(module).__name__)
         if self.reason:
             self.reason = f"model{self.reason}"
@@ -631,7 +631,9 @@ class _Walk:
                 reason = self._visit_leaf(child, part_kind)
             elif part_kind == "activation":
                 is_known = type(child) in _ACTIVATIONS and not _is_changed(child) and not child._parameters
-                is_known = is_known and not _why_not_called_as_written(type(child))
+                if is_known and type(child) not in self._written:
+                    is_known = not _why_not_called_as_written(type(child))
+                    self._written.add(type(child))
                 reason = "" if is_known else " is not a plain activation"
             else:
                 reason = "" if part == self._skipped else self._visit(child, part_kind)
@@ -659,7 +661,7 @@ class _Walk:
     def _visit_leaf(self, module: Any, kind: str) -> str:
         if type(module) is not _TORCH[kind]:
             return self._visit_adapter(module, kind)
-        own, is_quantised = module.__dict__, _kernels("weights").is_quantised
+        own = module.__dict__
         if _is_changed(module) or own["_buffers"] or own["_modules"]:
             return " has a hook, a method, a buffer or a module of its own"
         if own["training"] and not self._is_training:
@@ -668,7 +670,7 @@ class _Walk:
             return " has a max_norm"
         for name, parameter in own["_parameters"].items():
             if parameter is not None:
-                is_known = type(parameter) is nn.Parameter or (not self._is_training and is_quantised(parameter))
+                is_known = type(parameter) is nn.Parameter or not (self._is_training or _is_other(parameter))
                 if not is_known or not parameter.is_cpu or parameter.layout != torch.strided:
                     return f".{name} is not a plain parameter on the CPU"
                 self._dtypes.add(parameter.dtype)
