@@ -33,7 +33,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import modeling_utils
+from transformers import masking_utils, modeling_utils
 from transformers.activations import ACT2CLS
 from transformers.integrations import sdpa_attention
 from transformers.modeling_outputs import BaseModelOutput
@@ -85,17 +85,14 @@ _PARTS = {
     "VaswaniModel": {"encoder": "VaswaniEncoder", "decoder": "VaswaniDecoder"},
     "VaswaniForConditionalGeneration": {"model": "VaswaniModel", "lm_head": "Linear"},
 }
-_TORCH: dict[str, Any] = {
-    "Linear": nn.Linear,
-    "LayerNorm": nn.LayerNorm,
-    "Embedding": nn.Embedding,
-    "Dropout": nn.Dropout,
-}
+_TORCH: dict[str, Any] = {cls.__name__: cls for cls in (nn.Linear, nn.LayerNorm, nn.Embedding, nn.Dropout)}
 # Functions that the bypassed code calls: replacing one of them must have its effect.
 _FUNCTIONS_OF_MODEL = ("eager_attention", "positions_of", "sinusoidal_positions", "smoothed_cross_entropy")
+_FUNCTIONS_OF_MASKS = ("create_bidirectional_mask", "create_causal_mask")
 _FUNCTIONS_OF_TORCH = (
     "linear layer_norm relu dropout embedding softmax cross_entropy scaled_dot_product_attention".split()
 )
+_OPERATIONS_OF_TORCH = ("relu", "layer_norm", "embedding")  # what these functions call
 # Linear layers that transform each position by itself, so that an unpadded batch may go through them.
 _POSITION_WISE = {"peft.tuners.lora.layer.Linear"}
 _CAUSALITY = {
@@ -138,8 +135,8 @@ def fast_encoding(forward: Callable[..., Any]) -> Callable[..., Any]:
         try:
             if path == "modules":
                 return forward(self, *args, **kwargs)
-            weights = _room("weights").Weights(self)
-            states = _room("encoding").encode(self, arguments, use_kernels=path == "kernels")
+            weights = _load_path("weights").Weights(self)
+            states = _load_path("encoding").encode(self, arguments, use_kernels=path == "kernels")
             output = BaseModelOutput(last_hidden_state=states)
             vars(output)[_ENCODED_WITH] = weights
             return output
@@ -176,7 +173,7 @@ def fast_training_step(forward: Callable[..., Any]) -> Callable[..., Any]:
                 logger.debug("training step: %s %s; loss: %s %s", body, why_padded, loss, why_logits)
                 if body != "modules" or loss != "modules":
                     given = {name: value for name, value in arguments.items() if value is not None}
-                    return _room("training").training_step(
+                    return _load_path("training").training_step(
                         self, given, is_unpadded=body != "modules", is_fused=loss != "modules"
                     )
             return forward(self, *args, **kwargs)
@@ -224,14 +221,14 @@ def fast_decoder(model: Any, arguments: dict[str, Any], generation_config: Any, 
     beams, mask = generation_config.num_beams, arguments.get("attention_mask")
     encoded = arguments["encoder_outputs"].last_hidden_state[::beams]
     mask = None if mask is None else mask[::beams]
-    room, versions = _room("decoding"), _room("weights")
+    paths, versions = _load_path("decoding"), _load_path("weights")
     weights = versions.Weights(model.model.decoder, model.lm_head)
     encoder_weights = vars(arguments["encoder_outputs"]).get(_ENCODED_WITH, versions.Weights())
     decoder: Any
     if path == "kernels":
-        decoder = room.KernelStepDecoder(model, encoded, mask, beams)
+        decoder = paths.KernelStepDecoder(model, encoded, mask, beams)
     else:
-        decoder = room.BeamDecoder(model, encoded, mask)
+        decoder = paths.BeamDecoder(model, encoded, mask)
     encoder_weights.check()
 
     def check_weights() -> None:
@@ -323,8 +320,7 @@ def decoding_path(model: Any, arguments: dict[str, Any], generation_config: Any,
     tuple[str, str]
         "kernels", "torch" or "modules", and why not a faster one.
     """
-    known = {"encoder_outputs", "attention_mask", "decoder_attention_mask"}
-    known |= {"use_cache", "past_key_values", "return_dict"}
+    known = set("encoder_outputs attention_mask decoder_attention_mask use_cache past_key_values return_dict".split())
     ignored = {"labels", "logits_to_keep", "position_ids"}  # not read when the encoder's output is given
     given = {name for name, value in arguments.items() if value is not None and value is not False}
     cache, encoded = arguments.get("past_key_values"), arguments["encoder_outputs"].last_hidden_state
@@ -435,7 +431,7 @@ def _why_not_now(model: Any) -> str:
     switch = os.environ.get(SWITCH, "1")
     if switch not in ("0", "1"):
         raise ValueError(f"The environment variable {SWITCH} is {switch!r}; it must be 0 or 1.")
-    if switch == "0" or not model.fast_paths:
+    if switch == "0" or not getattr(model, "fast_paths", True):
         return f"{SWITCH}=0" if switch == "0" else "set_fast_paths(False)"
     if torch.jit.is_tracing() or torch._C._len_torch_function_stack() or torch._C._len_torch_dispatch_stack():
         return "torch is tracing, or a mode of torch is active"
@@ -445,7 +441,7 @@ def _why_not_now(model: Any) -> str:
         return "autocast"
     if nn.modules.module._has_any_global_hook():
         return "a global module hook"
-    return "" if _room("encoding") is not None else "the package vaswani is not installed with this model code"
+    return "" if _load_path("encoding") is not None else "the package vaswani is not installed with this model code"
 
 
 def _why_not_read(module: Any, skipped: str = "") -> str:
@@ -467,9 +463,9 @@ def _why_not_fuse_loss(model: Any) -> str:
         return reason
     if type(head) is not nn.Linear or _is_changed(head) or model._forward_pre_hooks:
         return "lm_head is wrapped, replaced or watched"
-    if not _is_original(nn.Linear.forward, nn.modules.linear, "Linear.forward"):
-        return "Linear.forward is replaced"
-    weight, bias = head._parameters["weight"], head._parameters["bias"]
+    if reason := _why_not_called_as_written(nn.Linear):
+        return reason
+    weight, bias = head.weight, head.bias
     if type(weight) is not nn.Parameter or bias is not None or not _is_plain_cpu(weight.data):
         return "lm_head has a bias, or its weight is not a plain parameter on the CPU"
     return "" if weight.dtype in (torch.float32, torch.float64) else f"lm_head.weight is {weight.dtype}"
@@ -477,22 +473,20 @@ def _why_not_fuse_loss(model: Any) -> str:
 
 def _why_not_as_written(module: Any) -> str:
     """Say which class or function of the model's file is not what is written there."""
-    home, config = _home_of(module), module.config
+    home = _home_of(module)
     if home is None:
         return f"{type(module).__name__} is not a class of the model's file"
+    config = module.config
     if type(config).__name__ != "VaswaniConfig" or config.position_encoding not in ("sinusoidal", "learned"):
         return f"config is a {type(config).__name__} with position_encoding={config.position_encoding!r}"
     if config._attn_implementation not in ("eager", "sdpa"):
         return f"attn_implementation is {config._attn_implementation!r}"
-    for name in ("VaswaniAttention", "VaswaniFeedForward", "VaswaniEncoderLayer", "VaswaniDecoderLayer"):
+    for name in ("VaswaniStack", *_PARTS):
         if reason := _why_not_written(getattr(home, name), home):
             return reason
-    for name in ("VaswaniStack", "VaswaniEncoder", "VaswaniDecoder", "VaswaniModel", "VaswaniForConditionalGeneration"):
-        if reason := _why_not_written(getattr(home, name), home):
+    for cls in _TORCH.values():
+        if reason := _why_not_called_as_written(cls):
             return reason
-    for kind, cls in _TORCH.items():
-        if not _is_original(cls.forward, sys.modules[cls.__module__], f"{kind}.forward"):
-            return f"{kind}.forward is replaced"
     attend = ALL_ATTENTION_FUNCTIONS.get_interface(config._attn_implementation, home.eager_attention)
     if attend is not home.eager_attention:
         if config._attn_implementation == "eager":
@@ -519,8 +513,13 @@ def _why_not_functions(home: ModuleType) -> str:
     for name in _FUNCTIONS_OF_TORCH:
         if not _is_original(getattr(nn.functional, name), nn.functional, name):
             return f"torch.nn.functional.{name} is replaced"
-    if not _is_original(nn.Module.__call__, nn.modules.module, "Module._wrapped_call_impl"):
-        return "Module.__call__ is replaced"
+    for place, file, names in ((home, masking_utils, _FUNCTIONS_OF_MASKS), (torch, torch, _OPERATIONS_OF_TORCH)):
+        for name in names:
+            if not _is_original(getattr(place, name), file, name):
+                return f"{place.__name__}.{name} is replaced"
+    for method, name in ((nn.Module.__call__, "_wrapped_call_impl"), (nn.Module._call_impl, "_call_impl")):
+        if not _is_original(method, nn.modules.module, f"Module.{name}"):
+            return f"Module.{name} is replaced"
     return ""
 
 
@@ -534,6 +533,15 @@ def _why_not_written(cls: Any, home: ModuleType) -> str:
         if isinstance(function, FunctionType) and not _is_original(function, home, f"{name}.{method}"):
             return f"{name}.{method} is replaced"
     return ""
+
+
+def _why_not_called_as_written(cls: Any) -> str:
+    """Say whether calling a module of torch or of transformers does something else than the `forward` in its file."""
+    if cls.__call__ is not nn.Module.__call__:
+        return f"{cls.__name__}.__call__ is replaced"
+    owner = next(base for base in cls.__mro__ if "forward" in vars(base))
+    is_written = _is_original(owner.forward, sys.modules[owner.__module__], f"{owner.__qualname__}.forward")
+    return "" if is_written else f"{cls.__name__}.forward is replaced"
 
 
 def _is_original(function: Any, home: ModuleType, qualname: str) -> bool:
@@ -565,8 +573,12 @@ def _is_harmless(hook: Any) -> bool:
     return is_recorder or code.co_qualname.endswith("enable_input_require_grads.<locals>.make_inputs_require_grads")
 
 
+def _is_other(weight: torch.Tensor) -> bool:
+    return not _kernels("weights").is_quantised(weight)
+
+
 def _is_plain_cpu(*tensors: Any) -> bool:
-    return all(type(each) is torch.Tensor and each.is_cpu for each in tensors)
+    return all(type(each) is torch.Tensor and each.is_cpu and each.layout == torch.strided for each in tensors)
 
 
 class _Walk:
@@ -588,6 +600,7 @@ class _Walk:
         self._skipped = skipped
         self._config = module.config
         self._dtypes: set[torch.dtype] = set()
+        self._written: set[type] = set()
         self.reason = self._visit(module, type(module).__name__)
         if self.reason:
             self.reason = f"model{self.reason}"
@@ -605,7 +618,7 @@ class _Walk:
             return " is in training mode"
         if kind == "VaswaniAttention" and (own["config"] is not self._config or type(own["scaling"]) is not float):
             return " has a configuration or a kind of scaling of its own"
-        if type(own.get("embed_scale", 1.0)) is not float:
+        if "layers" in _PARTS[kind] and type(own.get("embed_scale")) not in (int, float):
             return " has another kind of embed_scale"
         parts, children = _PARTS[kind], own["_modules"]
         if len(children) != len(parts) and children.keys() - parts.keys() != {"embed_positions"}:
@@ -618,6 +631,9 @@ class _Walk:
                 reason = self._visit_leaf(child, part_kind)
             elif part_kind == "activation":
                 is_known = type(child) in _ACTIVATIONS and not _is_changed(child) and not child._parameters
+                if is_known and type(child) not in self._written:
+                    is_known = not _why_not_called_as_written(type(child))
+                    self._written.add(type(child))
                 reason = "" if is_known else " is not a plain activation"
             else:
                 reason = "" if part == self._skipped else self._visit(child, part_kind)
@@ -636,9 +652,10 @@ class _Walk:
         for number, (index, layer) in enumerate(layers._modules.items()):
             if reason := self._visit(layer, kind):
                 return f".{index}{reason}"
-            attention: Any = layer._modules["self_attn"]  # layers that were removed or repeated share caches
-            if attention.layer_idx != number:
-                return f".{index}.self_attn has layer_idx {attention.layer_idx}"
+            for part in _CAUSALITY[kind]:  # layers that were removed or repeated share caches
+                attention: Any = layer._modules[part]
+                if attention.layer_idx != number:
+                    return f".{index}.{part} has layer_idx {attention.layer_idx}"
         return ""
 
     def _visit_leaf(self, module: Any, kind: str) -> str:
@@ -653,8 +670,8 @@ class _Walk:
             return " has a max_norm"
         for name, parameter in own["_parameters"].items():
             if parameter is not None:
-                is_known = type(parameter) is nn.Parameter or (not self._is_training and is_quantised(parameter))
-                if not is_known or not parameter.is_cpu:
+                is_known = type(parameter) is nn.Parameter or not (self._is_training or _is_other(parameter))
+                if not is_known or not parameter.is_cpu or parameter.layout != torch.strided:
                     return f".{name} is not a plain parameter on the CPU"
                 self._dtypes.add(parameter.dtype)
             elif kind == "LayerNorm":
@@ -664,7 +681,8 @@ class _Walk:
     def _visit_adapter(self, module: Any, kind: str) -> str:
         cls = type(module)
         is_known = self._is_training and kind == "Linear" and f"{cls.__module__}.{cls.__qualname__}" in _POSITION_WISE
-        if not is_known or any(map(_is_changed, module.modules())):
+        is_known = is_known and getattr(sys.modules.get(cls.__module__), cls.__name__, None) is cls
+        if not is_known or _why_not_called_as_written(cls) or any(map(_is_changed, module.modules())):
             return f" is a {cls.__name__}, not a plain {kind}"
         self._dtypes.update(parameter.dtype for parameter in module.parameters())
         return ""
@@ -674,6 +692,7 @@ def _why_not_kernels(stack: Any, head: Any = None) -> str:
     """Say why the kernels cannot compute a stack whose weights may be read, with its head."""
     if (library := _kernels("library")).load() is None:
         return library.status()
+    is_quantised = _kernels("weights").is_quantised
     if stack.config.position_encoding != "sinusoidal":
         return "learned positions"
     embedding = stack.embed_tokens.weight
@@ -716,36 +735,10 @@ def _why_not_kernels(stack: Any, head: Any = None) -> str:
     return "" if kinds == {True} else "only some layers are quantised"
 
 
-def is_quantised(weight: torch.Tensor) -> bool:
-    """Tell whether torchao quantised a weight to int8, for activations that are quantised dynamically.
-
-    Parameters
-    ----------
-    weight : torch.Tensor
-        The weight of a linear layer.
-
-    Returns
-    -------
-    bool
-        True for the tensors of `Int8DynamicActivationInt8WeightConfig` with a scale for each row of weights and of
-        activations, and no zero point.
-    """
-    if type(weight) is nn.Parameter or type(weight).__name__ != "Int8Tensor":
-        return False
-    quantised: Any = weight
-    activations = quantised.act_quant_kwargs
-    if activations is None or quantised.act_quant_scale is not None or quantised.act_pre_scale is not None:
-        return False
-    is_by_row = type(activations.granularity).__name__ == "PerRow" and quantised.scale.numel() == len(weight)
-    zero_point = quantised.zero_point
-    is_symmetric = activations.mapping_type.name == "SYMMETRIC" and (zero_point is None or not zero_point.any())
-    return is_by_row and is_symmetric
-
-
 # --- where the paths are
 
 
-def _room(name: str) -> Any:
+def _load_path(name: str) -> Any:
     """Return a module of `vaswani.fast_paths`, or None where it is not installed with the same model code."""
     return importlib.import_module(f"vaswani.fast_paths.{name}") if _is_installed() else None
 
@@ -769,4 +762,4 @@ def _is_installed() -> bool:
     return all(ours.is_file() and ours.read_bytes() == copy.read_bytes() for ours, copy in pairs)
 
 
-__all__ = ["explain", "fast_decoder", "fast_encoding", "fast_training_step", "is_quantised"]
+__all__ = ["explain", "fast_decoder", "fast_encoding", "fast_training_step"]

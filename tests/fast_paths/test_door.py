@@ -149,6 +149,26 @@ def parametrised(model: Any) -> None:
     parametrizations.weight_norm(model.model.encoder.layers[1].feed_forward.fc1)
 
 
+def sparse_weight(model: Any) -> None:
+    parameters = model.get_submodule(f"{FIRST}.feed_forward.fc1")._parameters
+    parameters["weight"] = nn.Parameter(parameters["weight"].data.to_sparse_csr())
+
+
+def shared_layer(model: Any) -> None:
+    model.model.decoder.layers[1] = model.model.decoder.layers[0]
+
+
+def adapter_of_the_same_name(model: Any) -> None:
+    adapted(model)
+    module = model.get_submodule(f"{FIRST}.self_attn.q_proj")
+    base = type(module)
+
+    def forward(self: Any, states: torch.Tensor) -> torch.Tensor:
+        return base.forward(self, states).flatten(0, -2).mean(0).expand(*states.shape[:-1], 16)
+
+    module.__class__ = type(base.__name__, (base,), {"forward": forward, "__module__": base.__module__})
+
+
 def adapted(model: Any) -> None:
     from peft import LoraConfig, inject_adapter_in_model
 
@@ -188,6 +208,10 @@ VARIANTS: dict[str, Callable[[Any], Any]] = {
     "more rows in the head": more_rows_in_the_head,
     "parametrised weights": parametrised,
     "adapters": adapted,
+    "an adapter that only has a known name": adapter_of_the_same_name,
+    "a scale of embeddings for each feature": attribute("model.encoder", "embed_scale", torch.linspace(0.5, 4, 16)),
+    "a sparse weight": sparse_weight,
+    "a layer used twice": shared_layer,
     "a weight in double precision": lambda model: model.get_submodule(f"{LAST}.feed_forward").double(),
     "a method of an instance": lambda model: setattr(
         model.model.decoder, "encode_positions", lambda ids: torch.zeros(*ids.shape, 16)
@@ -196,6 +220,7 @@ VARIANTS: dict[str, Callable[[Any], Any]] = {
 FAILING_BOTH_WAYS = {"a weight in double precision": "dtype", "more rows in the head": "lm_head has 65 rows"}
 
 
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
 @pytest.mark.parametrize("name", VARIANTS)
 def test_variants_compute_the_same_with_and_without_fast_paths(name: str) -> None:
     model = model_for(VARIANTS[name])
@@ -207,9 +232,10 @@ def test_variants_compute_the_same_with_and_without_fast_paths(name: str) -> Non
         assert_equal_results(model)
 
 
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
 def test_the_variants_change_something() -> None:
     unchanged = results(model_for(), False)
-    without_effect = {"weights with other strides", "a causal encoder layer"}
+    without_effect = {"weights with other strides", "a causal encoder layer", "a sparse weight"}
     without_effect |= {name for name in VARIANTS if name.startswith("subclass of the ") and " in a" in name}
     for name in VARIANTS.keys() - FAILING_BOTH_WAYS.keys() - without_effect:
         changed = results(model_for(VARIANTS[name]), False)
@@ -223,7 +249,12 @@ def test_the_variants_change_something() -> None:
         (VaswaniFeedForward, "forward"),
         (VaswaniDecoderLayer, "forward"),
         (nn.Linear, "forward"),
+        (nn.Linear, "__call__"),
         (nn.LayerNorm, "forward"),
+        (nn.ReLU, "forward"),
+        (nn.ReLU, "__call__"),
+        (nn.Module, "_call_impl"),
+        (torch, "relu"),
         (modeling_vaswani, "sinusoidal_positions"),
         (nn.functional, "scaled_dot_product_attention"),
         (nn.functional, "linear"),
@@ -237,11 +268,29 @@ def test_replaced_functions_have_their_effect(owner: Any, name: str, monkeypatch
 
     def replaced(*args: Any, **kwargs: Any) -> Any:
         output = original(*args, **kwargs)
+        if not isinstance(output, (tuple, torch.Tensor)):
+            return output
         return (1.1 * output[0], *output[1:]) if isinstance(output, tuple) else 1.1 * output
 
     monkeypatch.setattr(owner, name, replaced)
     after = assert_equal_results(model)
     assert not torch.equal(after["scores"], before["scores"])
+
+
+@pytest.mark.parametrize("name", ["create_bidirectional_mask", "create_causal_mask"])
+def test_replaced_masks_have_their_effect(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = model_for()
+    before = results(model, False)
+    monkeypatch.setattr(modeling_vaswani, name, lambda **_: None)
+    after = assert_equal_results(model)
+    if name == "create_bidirectional_mask":  # without the other one, SDPA is causal by itself
+        assert not torch.equal(after["loss"], before["loss"])
+
+
+def test_another_encoder_is_explained() -> None:
+    model = model_for()
+    model.model.encoder = nn.Sequential(model.model.encoder)
+    assert explain(model)["encoding"] == "modules (Sequential is not a class of the model's file)"
 
 
 def test_a_replaced_attention_function_has_its_effect(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,10 +21,10 @@ from tests.conftest import ragged_batch, tiny_model
 from vaswani import paper_generation_config
 from vaswani.cli import main
 from vaswani.fast_paths import decoding
-from vaswani.fast_paths_vaswani import explain, is_quantised
+from vaswani.fast_paths_vaswani import explain
 from vaswani.inference.translator import Translator
 from vaswani.kernels.library import load as kernels
-from vaswani.kernels.weights import PackedWeights
+from vaswani.kernels.weights import PackedWeights, is_quantised
 
 INT8 = TorchAoConfig(Int8DynamicActivationInt8WeightConfig())
 needs_kernels = pytest.mark.skipif(kernels() is None, reason="the kernels were not built")

@@ -526,7 +526,7 @@ def test_a_mistake_in_an_about_file_is_explained(changes: dict, message: str, tm
 
 def test_what_is_no_about_file_is_explained(tmp_path, capsys: pytest.CaptureFixture) -> None:
     path = tmp_path / "about.yaml"
-    for content, message in (("a: [", "is no valid YAML"), ("just text", "must hold keys with values: its keys are")):
+    for content, message in (("a: [", "is not valid YAML"), ("just text", "must hold keys with values: its keys are")):
         path.write_text(content)
         with pytest.raises(ValueError, match=message):
             read_about(path)

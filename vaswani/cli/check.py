@@ -26,9 +26,14 @@ def run(options: argparse.Namespace) -> None:
 
     from ..hub.check import check_model
 
+    verbosity = logging.get_verbosity()
     logging.disable_progress_bar()
     logging.set_verbosity_error()
-    checks = check_model(options.folder)
+    try:
+        checks = check_model(options.folder)
+    finally:
+        logging.set_verbosity(verbosity)
+        logging.enable_progress_bar()
     for check in checks:
         text = check.text if len(check.text) <= 300 else f"{check.text[:300]}..."
         print(f"{'ok  ' if check.passed else 'FAIL'}  {check.name:13}  {text}")

@@ -63,12 +63,12 @@ def read_about(path: Path) -> dict[str, Any]:
     Raises
     ------
     ValueError
-        If it is no YAML, or an entry is unknown, missing or of the wrong kind; with what is allowed.
+        If it is not YAML, or an entry is unknown, missing or of the wrong kind; with what is allowed.
     """
     try:
         about = yaml.safe_load(path.read_text(encoding="utf-8"))
     except yaml.YAMLError as error:
-        raise ValueError(f"{path} is no valid YAML: {error}.") from None
+        raise ValueError(f"{path} is not valid YAML: {error}.") from None
     _check(about, ABOUT, str(path))
     published = about.get("published", {})
     if ("time" in published) != ("hardware" in published):

@@ -298,12 +298,12 @@ def read_object(path: Path) -> dict[str, Any]:
     Raises
     ------
     ValueError
-        If it is no such file.
+        If it is not such a file.
     """
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ValueError(f"{path} is no JSON file: {error}.") from None
+        raise ValueError(f"{path} is not a JSON file: {error}.") from None
     if not isinstance(value, dict):
         raise ValueError(f"{path} holds no JSON object.")
     return value

@@ -79,8 +79,8 @@ def checked(name: str, tensor: torch.Tensor, shape: tuple[int | None, ...], dtyp
     if sizes != shape and not (
         len(sizes) == len(shape) and all(b is None or a == b for a, b in zip(sizes, shape, strict=True))
     ):
-        wanted = ", ".join("any" if size is None else str(size) for size in shape)
-        raise ValueError(f"{name} has the shape {tuple(sizes)}; the kernels need ({wanted}).")
+        expected = ", ".join("any" if size is None else str(size) for size in shape)
+        raise ValueError(f"{name} has the shape {tuple(sizes)}; the kernels need ({expected}).")
     return laid_out(name, tensor)
 
 

@@ -23,7 +23,7 @@ _SELF, _CROSS = "self_attn", "encoder_attn"
 
 
 def is_quantised(weight: torch.Tensor) -> bool:
-    """Tell whether a weight is one of torchao's int8 tensors.
+    """Tell whether torchao quantised a weight to int8, for activations that are quantised dynamically.
 
     Parameters
     ----------
@@ -33,9 +33,19 @@ def is_quantised(weight: torch.Tensor) -> bool:
     Returns
     -------
     bool
-        Whether it has int8 numbers and scales. Whoever asks has to know how inputs are quantised.
+        True for the tensors of `Int8DynamicActivationInt8WeightConfig` with a scale for each row of weights and of
+        activations, and no zero point.
     """
-    return type(weight).__name__ == "Int8Tensor"
+    if type(weight) is nn.Parameter or type(weight).__name__ != "Int8Tensor":
+        return False
+    quantised: Any = weight
+    activations = quantised.act_quant_kwargs
+    if activations is None or quantised.act_quant_scale is not None or quantised.act_pre_scale is not None:
+        return False
+    is_by_row = type(activations.granularity).__name__ == "PerRow" and quantised.scale.numel() == len(weight)
+    zero_point = quantised.zero_point
+    is_symmetric = activations.mapping_type.name == "SYMMETRIC" and (zero_point is None or not zero_point.any())
+    return is_by_row and is_symmetric
 
 
 class _Source:
@@ -54,7 +64,7 @@ class _Source:
         self.output = None if output is None else self._linear(output)
         self.embed_scale = float(stack.embed_scale)
         self.numbers.append(self.embed_scale)
-        # The embedding is read where it stands, so a change of it needs not be noticed, but its place matters.
+        # The embedding is read where it stands, so a change of it need not be noticed, but its place matters.
         self.embedding = None if output is None else stack.embed_tokens.weight.data
         self.place: Any = None
         if self.embedding is not None:
