@@ -344,7 +344,7 @@ def test_the_form_may_be_named_in_any_call() -> None:
         ({"length_penalty_form": "google"}, r"length_penalty_form is 'google'; .*'gnmt', 'power'"),
         ({"max_tokens_beyond_input": -1}, "max_tokens_beyond_input is -1; it must be an integer, 0 or more"),
         ({"max_tokens_beyond": 3}, "max_tokens_beyond"),
-        ({"attention_mask": torch.zeros(2, 2)}, "Sentence 0 of the batch has no word"),
+        ({"attention_mask": torch.zeros(2, 2)}, "Sequence 0 of the batch has no token: its attention_mask is all 0"),
     ],
 )
 def test_a_wrong_option_is_an_error_that_names_it(option: dict[str, object], message: str) -> None:
