@@ -318,8 +318,9 @@ class VaswaniConfig(PreTrainedConfig):
             inside = all(0 <= token_id < self.vocab_size for token_id in ids)
             self._require(name, inside, f"inside the vocabulary, from 0 to {self.vocab_size - 1}")
         if self.source_vocab_size is not None:
-            inside = self.pad_token_id < self.source_vocab_size
-            self._require("pad_token_id", inside, f"inside the source vocabulary, from 0 to {self.source_vocab_size - 1}")
+            largest_id = self.source_vocab_size - 1
+            inside = self.pad_token_id <= largest_id
+            self._require("pad_token_id", inside, f"inside the source vocabulary, from 0 to {largest_id}")
         largest = 1 - 1 / self.vocab_size
         self._require(
             "label_smoothing",

@@ -108,6 +108,7 @@ _METHODS = {"_embed", "_keys_and_values", "_split_heads", "encode_positions", "p
 _METHODS |= {"prepare_decoder_input_ids_from_labels", "prepare_inputs_for_generation", "__call__"}
 # How positions may be encoded, and the names of the buffers with a table of them.
 _POSITIONS: dict[str, set[str]] = {"sinusoidal": set(), "learned": set(), "fixed": {"position_table"}}
+_STACKS = ("VaswaniEncoder", "VaswaniDecoder")
 _ACTIVATIONS = {each[0] if isinstance(each, tuple) else each for each in ACT2CLS.values()}
 # Files of the decorators around a `forward` of the model.
 _DECORATORS = {generic.__file__, output_capturing.__file__, __file__}
@@ -598,6 +599,7 @@ class _Walk:
         self._is_training = is_training
         self._skipped = skipped
         self._config = module.config
+        self._tables = _POSITIONS[self._config.position_encoding]
         self._dtypes: set[torch.dtype] = set()
         self.reason = self._visit(module, type(module).__name__)
         if self.reason:
@@ -610,10 +612,10 @@ class _Walk:
         own = module.__dict__
         if type(module) is not self._home[kind]:
             return f" is a {type(module).__name__}, not a {kind}"
-        buffers = _POSITIONS[self._config.position_encoding] if kind in ("VaswaniEncoder", "VaswaniDecoder") else set()
-        if _is_changed(module) or own["_parameters"] or not _METHODS.isdisjoint(own) or own["_buffers"].keys() != buffers:
+        buffers, tables = own["_buffers"], self._tables if kind in _STACKS else set()
+        if _is_changed(module) or own["_parameters"] or buffers.keys() != tables or not _METHODS.isdisjoint(own):
             return " has a hook, a method, a parameter or a buffer of its own"
-        for name, table in own["_buffers"].items():
+        for name, table in buffers.items():
             if not _is_plain_cpu(table):
                 return f".{name} is not a plain tensor on the CPU"
             self._dtypes.add(table.dtype)

@@ -302,7 +302,7 @@ class VaswaniPreTrainedModel(PreTrainedModel):
         if self.config.source_vocab_size is not None:
             raise ValueError(
                 f"The model has a source vocabulary of {self.config.source_vocab_size} tokens and a target vocabulary "
-                f"of {self.config.vocab_size}, and resize_token_embeddings resizes one vocabulary that both sides share."
+                f"of {self.config.vocab_size}, but resize_token_embeddings resizes one that both sides share."
             )
         resized = super()._resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
         decoder = getattr(self.base_model, "decoder", None)
