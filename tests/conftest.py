@@ -27,6 +27,15 @@ SHAPES = {
     "learned positions": {"position_encoding": "learned", "max_position_embeddings": 32},
     "biases": {"attention_bias": True},
     "untied": {"tie_word_embeddings": False},
+    "converted": {
+        "activation_function": "swish",
+        "attention_bias": True,
+        "d_ff_decoder": 24,
+        "max_position_embeddings": 40,
+        "output_bias": True,
+        "position_encoding": "fixed",
+        "source_vocab_size": 53,
+    },
 }
 
 

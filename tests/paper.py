@@ -4,6 +4,8 @@ import numpy as np
 
 Weights = dict[str, np.ndarray]
 
+ACTIVATIONS = {"relu": lambda x: np.maximum(0, x), "swish": lambda x: x / (1 + np.exp(-x))}
+
 
 def positional_encoding(length: int, d_model: int) -> np.ndarray:
     encoding = np.zeros((length, d_model))
@@ -40,27 +42,28 @@ def attention(x: np.ndarray, memory: np.ndarray, w: Weights, name: str, heads: i
     return linear(np.concatenate(outputs, axis=-1), w, f"{name}.out_proj")
 
 
-def feed_forward(x: np.ndarray, w: Weights, name: str) -> np.ndarray:
-    return linear(np.maximum(0, linear(x, w, f"{name}.fc1")), w, f"{name}.fc2")
+def feed_forward(x: np.ndarray, w: Weights, name: str, activation: str = "relu") -> np.ndarray:
+    return linear(ACTIVATIONS[activation](linear(x, w, f"{name}.fc1")), w, f"{name}.fc2")
 
 
 def embed(ids: np.ndarray, w: Weights, stack: str) -> np.ndarray:
     matrix = w[f"{stack}.embed_tokens.weight"]
     d_model = matrix.shape[1]
-    learned = w.get(f"{stack}.embed_positions.weight")
-    positions = positional_encoding(len(ids), d_model) if learned is None else learned[: len(ids)]
+    table = w.get(f"{stack}.embed_positions.weight", w.get(f"{stack}.position_table"))
+    positions = positional_encoding(len(ids), d_model) if table is None else table[: len(ids)]
     return matrix[ids] * np.sqrt(d_model) + positions
 
 
 def logits(source: list[int], target: list[int], w: Weights, config: object) -> np.ndarray:
     """Score each next word after the start symbol and each word of `target`, for one sentence without padding."""
-    heads, eps = config.num_attention_heads, config.layer_norm_eps
+    heads, eps, activation = config.num_attention_heads, config.layer_norm_eps, config.activation_function
     x = embed(np.array(source), w, "model.encoder")
     for n in range(config.encoder_layers):
         layer = f"model.encoder.layers.{n}"
         attended = attention(x, x, w, f"{layer}.self_attn", heads, causal=False)
         x = layer_norm(x + attended, w, f"{layer}.self_attn_layer_norm", eps)
-        x = layer_norm(x + feed_forward(x, w, f"{layer}.feed_forward"), w, f"{layer}.feed_forward_layer_norm", eps)
+        transformed = feed_forward(x, w, f"{layer}.feed_forward", activation)
+        x = layer_norm(x + transformed, w, f"{layer}.feed_forward_layer_norm", eps)
     memory = x
     x = embed(np.array([config.decoder_start_token_id, *target]), w, "model.decoder")
     for n in range(config.decoder_layers):
@@ -69,8 +72,9 @@ def logits(source: list[int], target: list[int], w: Weights, config: object) -> 
         x = layer_norm(x + attended, w, f"{layer}.self_attn_layer_norm", eps)
         attended = attention(x, memory, w, f"{layer}.encoder_attn", heads, causal=False)
         x = layer_norm(x + attended, w, f"{layer}.encoder_attn_layer_norm", eps)
-        x = layer_norm(x + feed_forward(x, w, f"{layer}.feed_forward"), w, f"{layer}.feed_forward_layer_norm", eps)
-    return x @ w["lm_head.weight"].T
+        transformed = feed_forward(x, w, f"{layer}.feed_forward", activation)
+        x = layer_norm(x + transformed, w, f"{layer}.feed_forward_layer_norm", eps)
+    return linear(x, w, "lm_head")
 
 
 def smoothed_loss(scores: np.ndarray, words: list[int], eps: float) -> float:

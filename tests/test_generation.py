@@ -141,7 +141,7 @@ def test_the_limit_holds_with_a_generation_config_of_the_call(form: str) -> None
 def test_learned_positions_limit_the_output() -> None:
     model = lively_model(position_encoding="learned", max_position_embeddings=8)
     assert model.generate(**padded([[5, 6, 1], [7, 1]])).shape[1] <= 9
-    with pytest.raises(ValueError, match="longer than the 8 learned positions"):
+    with pytest.raises(ValueError, match="longer than the 8 positions in this model's table"):
         model.generate(**padded([[5, 6, 1], [7, 1]]), max_new_tokens=40, min_new_tokens=40)
 
 

@@ -2,6 +2,7 @@
 
 import copy
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -221,9 +222,9 @@ def test_a_sequence_beyond_learned_positions_is_a_clear_error(side: str) -> None
     short, long = torch.full((1, 8), 5), torch.full((1, 9), 5)
     assert model(input_ids=short, labels=short).loss.isfinite()
     inputs = {"input_ids": long, "labels": short} if side == "source" else {"input_ids": short, "labels": long}
-    with pytest.raises(ValueError, match=r"longer than the 8 learned positions.*max_position_embeddings"):
+    with pytest.raises(ValueError, match=r"longer than the 8 positions in .* table \(max_position_embeddings\)"):
         model(**inputs)
-    with pytest.raises(ValueError, match="learned positions"):
+    with pytest.raises(ValueError, match="8 positions in this model's table"):
         model.generate(short, min_new_tokens=12, max_new_tokens=12, cache_implementation="static")
 
 
@@ -663,3 +664,61 @@ def test_a_missing_weight_begins_as_in_a_new_model_and_loaded_ones_stay(tmp_path
     assert loaded.encoder.layers[0].feed_forward.fc1.weight.abs().max() <= limit
     for name, parameter in base.named_parameters():
         assert torch.equal(parameter, loaded.get_parameter(name)), name
+
+
+# --- fields that converted models need
+
+
+def test_a_table_of_fixed_positions_has_sinusoids_until_others_are_loaded(tmp_path: Path) -> None:
+    model = tiny_model(position_encoding="fixed", max_position_embeddings=9)
+    expected = torch.from_numpy(paper.positional_encoding(9, 16)).float()
+    for stack in (model.model.encoder, model.model.decoder):
+        assert_close(stack.position_table, expected)
+        assert "position_table" not in dict(stack.named_parameters())
+    model.model.encoder.position_table.copy_(torch.randn(9, 16))
+    model.save_pretrained(tmp_path)
+    loaded = VaswaniForConditionalGeneration.from_pretrained(tmp_path, strict=True)
+    assert torch.equal(loaded.model.encoder.position_table, model.model.encoder.position_table)
+    assert torch.equal(loaded.model.decoder.position_table, model.model.decoder.position_table)
+
+
+def test_a_source_vocabulary_of_its_own_has_its_own_embedding(tmp_path: Path) -> None:
+    model = tiny_model(source_vocab_size=53)
+    encoder, decoder = model.model.encoder.embed_tokens, model.model.decoder.embed_tokens
+    assert (encoder.num_embeddings, decoder.num_embeddings, model.lm_head.out_features) == (53, VOCAB_SIZE, VOCAB_SIZE)
+    assert model.lm_head.weight is decoder.weight
+    model.save_pretrained(tmp_path)
+    loaded = VaswaniForConditionalGeneration.from_pretrained(tmp_path, strict=True)
+    assert loaded.lm_head.weight is loaded.model.decoder.embed_tokens.weight
+    assert torch.equal(loaded.model.encoder.embed_tokens.weight, encoder.weight)
+    assert tiny_model(source_vocab_size=VOCAB_SIZE).lm_head.weight.shape == (VOCAB_SIZE, 16)
+    untied = tiny_model(source_vocab_size=53, tie_word_embeddings=False)
+    assert untied.lm_head.weight is not untied.model.decoder.embed_tokens.weight
+    with pytest.raises(ValueError, match=r"source vocabulary of 53 tokens and a target vocabulary of 41"):
+        model.resize_token_embeddings(60)
+
+
+def test_token_ids_are_those_of_their_side() -> None:
+    model = tiny_model(source_vocab_size=53).eval()
+    source = torch.tensor([[52, 1]])
+    assert model(input_ids=source, decoder_input_ids=torch.tensor([[2, 40]])).logits.shape == (1, 2, VOCAB_SIZE)
+    assert model.generate(source, max_new_tokens=3).max() < VOCAB_SIZE
+    with pytest.raises(ValueError, match=r"decoder_input_ids has the token id 41 .* 41 tokens, from 0 to 40"):
+        model.generate(source, decoder_input_ids=torch.tensor([[2, 41]]))
+    with pytest.raises(ValueError, match=r"input_ids has the token id 53 .* 53 tokens, from 0 to 52"):
+        model.generate(torch.tensor([[53, 1]]))
+    with pytest.raises(ValueError, match=r"decoder_input_ids has the token id 41 .* 41 tokens"):
+        model(input_ids=source, decoder_input_ids=torch.tensor([[2, 41]]))
+    with pytest.raises(ValueError, match=r"input_ids has the token id 53 .* 53 tokens"):
+        model(input_ids=torch.tensor([[53, 1]]))
+    with pytest.raises(ValueError, match=r"pad_token_id=5; it must be inside the source vocabulary, from 0 to 4"):
+        tiny_config(source_vocab_size=5, pad_token_id=5)
+
+
+def test_the_decoder_may_have_another_inner_width() -> None:
+    model = tiny_model(d_ff_decoder=24)
+    assert model.model.encoder.layers[0].feed_forward.fc1.out_features == 32
+    assert model.model.decoder.layers[0].feed_forward.fc1.out_features == 24
+    assert (model.config.encoder_ffn_dim, model.config.decoder_ffn_dim) == (32, 24)
+    assert tiny_config().decoder_ffn_dim == 32
+    assert tiny_config(decoder_ffn_dim=24).d_ff_decoder == 24

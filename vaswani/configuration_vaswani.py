@@ -12,14 +12,16 @@ from transformers.configuration_utils import PreTrainedConfig
 # The label of a position without a target token, as everywhere in torch and transformers.
 IGNORE_INDEX = -100
 
-POSITION_ENCODINGS = ("sinusoidal", "learned")
+POSITION_ENCODINGS = ("sinusoidal", "learned", "fixed")
 
 # The largest value of each size. They are far above any model of this architecture, and low enough that a config.json
 # from a stranger cannot make a program build modules without end.
 MAX_SIZES = {
     "vocab_size": 10_000_000,
+    "source_vocab_size": 10_000_000,
     "d_model": 65_536,
     "d_ff": 1_000_000,
+    "d_ff_decoder": 1_000_000,
     "d_k": 65_536,
     "d_v": 65_536,
     "num_attention_heads": 4_096,
@@ -27,6 +29,8 @@ MAX_SIZES = {
     "decoder_layers": 1_000,
     "max_position_embeddings": 10_000_000,
 }
+# Sizes that need not be given.
+OPTIONAL_SIZES = ("source_vocab_size", "d_ff_decoder")
 # The paper's big model has 213 million parameters; ten billion need 40 GB in single precision.
 MAX_PARAMETERS = 10_000_000_000
 # What a file may not decide: it could name a kernel on the Hub, which transformers would run.
@@ -79,11 +83,17 @@ class VaswaniConfig(PreTrainedConfig):
     Parameters
     ----------
     vocab_size : int, default=37000
-        Entries of the one vocabulary that source and target share.
+        Entries of the vocabulary: of the one that source and target share, or of the target's.
+    source_vocab_size : int | None, default=None
+        Entries of a source vocabulary of its own, with its own embedding. None means one vocabulary for both sides. Not
+        in the paper; converted models need it.
     d_model : int, default=512
         Width of embeddings and of every layer's output.
     d_ff : int, default=2048
         Width of the feed-forward sub-layers between fc1 and fc2.
+    d_ff_decoder : int | None, default=None
+        The same for the decoder, where it has another one. Not in the paper; converted models need it. (Named this way
+        round because transformers, asked for the configuration of a decoder, drops the prefix `decoder_`.)
     d_k : int, default=64
         Width of one head's queries and keys. Free of `d_model`.
     d_v : int, default=64
@@ -103,13 +113,16 @@ class VaswaniConfig(PreTrainedConfig):
     label_smoothing : float | int, default=0.1
         Probability that the training target gives to the `vocab_size - 1` tokens other than the label.
     position_encoding : str, default="sinusoidal"
-        "sinusoidal" for the formula, which has no length limit, or "learned" for one table per stack.
+        "sinusoidal" for the formula, which has no length limit, "learned" for one table per stack, or "fixed" for one
+        that is not trained: of converted models whose positions follow another formula.
     max_position_embeddings : int, default=1024
-        Rows of a learned table, hence the longest sequence it can encode. No limit for sinusoids.
+        Rows of a table, hence the longest sequence it can encode. No limit for sinusoids.
     activation_function : str, default="relu"
         Activation of the feed-forward sub-layers, by its name in transformers.
     attention_bias : bool, default=False
         Whether the four projections of an attention sub-layer have biases.
+    output_bias : bool, default=False
+        Whether the output projection has a bias. Not in the paper; converted models need it.
     layer_norm_eps : float | int, default=1e-6
         Added to the variance inside layer normalisation.
     pad_token_id : int, default=0
@@ -121,7 +134,8 @@ class VaswaniConfig(PreTrainedConfig):
     decoder_start_token_id : int, default=2
         The decoder's first input.
     tie_word_embeddings : bool, default=True
-        Whether source embedding, target embedding and output projection are one matrix.
+        Whether source embedding, target embedding and output projection are one matrix; with a source vocabulary of
+        its own, the last two.
     use_cache : bool, default=True
         Whether the decoder returns its key-value cache by default.
     is_encoder_decoder : bool, default=True
@@ -145,7 +159,6 @@ class VaswaniConfig(PreTrainedConfig):
         "encoder_attention_heads": "num_attention_heads",
         "decoder_attention_heads": "num_attention_heads",
         "encoder_ffn_dim": "d_ff",
-        "decoder_ffn_dim": "d_ff",
         "hidden_act": "activation_function",
     }
     # The plans stand on the model classes: one on the configuration would be merged into each stack and the whole.
@@ -153,8 +166,10 @@ class VaswaniConfig(PreTrainedConfig):
     base_model_fsdp_plan = {}
 
     vocab_size: int = 37000
+    source_vocab_size: int | None = None
     d_model: int = 512
     d_ff: int = 2048
+    d_ff_decoder: int | None = None
     d_k: int = 64
     d_v: int = 64
     num_attention_heads: int = 8
@@ -168,6 +183,7 @@ class VaswaniConfig(PreTrainedConfig):
     max_position_embeddings: int = 1024
     activation_function: str = "relu"
     attention_bias: bool = False
+    output_bias: bool = False
     layer_norm_eps: float | int = 1e-6
     pad_token_id: int = 0
     eos_token_id: int | list[int] | None = 1
@@ -215,6 +231,21 @@ class VaswaniConfig(PreTrainedConfig):
     def head_dim(self, value: int) -> None:
         self.d_k = self.d_v = value
 
+    @property
+    def decoder_ffn_dim(self) -> int:
+        """Width of the decoder's feed-forward sub-layers, by the name that transformers has for it.
+
+        Returns
+        -------
+        int
+            `d_ff_decoder`, or `d_ff` where that is not given.
+        """
+        return self.d_ff if self.d_ff_decoder is None else self.d_ff_decoder
+
+    @decoder_ffn_dim.setter
+    def decoder_ffn_dim(self, value: int) -> None:
+        self.d_ff_decoder = None if value == self.d_ff else value
+
     def validate_architecture(self) -> None:
         """Check every value again, as transformers asks for it after building and before saving."""
         self._check_values()
@@ -260,7 +291,7 @@ class VaswaniConfig(PreTrainedConfig):
     @classmethod
     def _refuse_misspelt_fields(cls, keywords: dict[str, Any]) -> None:
         """Raise a ValueError for a keyword that is nearly, but not quite, a field's name."""
-        known = set(cls.__dataclass_fields__) | set(cls.attribute_map) | set(FOREIGN_NAMES)
+        known = {*cls.__dataclass_fields__, *cls.attribute_map, *FOREIGN_NAMES, "decoder_ffn_dim"}
         fields = [*cls.__annotations__, *cls.attribute_map]
         for name in keywords.keys() - known:
             if resembled := difflib.get_close_matches(name.lower(), fields, n=1, cutoff=0.8):
@@ -274,11 +305,17 @@ class VaswaniConfig(PreTrainedConfig):
         heads, bias = self.num_attention_heads, int(self.attention_bias)
         keys, values, norm = heads * self.d_k, heads * self.d_v, 2 * self.d_model
         attention = 2 * keys * (self.d_model + bias) + values * (self.d_model + bias) + self.d_model * (values + bias)
-        feed_forward = 2 * self.d_model * self.d_ff + self.d_ff + self.d_model
+        feed_forward, feed_forward_of_decoder = (
+            2 * self.d_model * d_ff + d_ff + self.d_model for d_ff in (self.d_ff, self.decoder_ffn_dim)
+        )
         encoder_layer = attention + feed_forward + 2 * norm
-        decoder_layer = 2 * attention + feed_forward + 3 * norm
-        embeddings = (1 if self.tie_word_embeddings else 3) * self.vocab_size * self.d_model
-        if self.position_encoding == "learned":
+        decoder_layer = 2 * attention + feed_forward_of_decoder + 3 * norm
+        matrices = 1 if self.tie_word_embeddings else 2
+        if self.source_vocab_size is None and not self.tie_word_embeddings:
+            matrices += 1
+        entries = matrices * self.vocab_size + (self.source_vocab_size or 0)
+        embeddings = entries * self.d_model + int(self.output_bias) * self.vocab_size
+        if self.position_encoding != "sinusoidal":
             embeddings += 2 * self.max_position_embeddings * self.d_model
         return embeddings + self.encoder_layers * encoder_layer + self.decoder_layers * decoder_layer
 
@@ -286,6 +323,8 @@ class VaswaniConfig(PreTrainedConfig):
         """Raise a ValueError that names the first field with a nonsensical value and what is allowed."""
         for name, most in MAX_SIZES.items():
             value = getattr(self, name)
+            if value is None and name in OPTIONAL_SIZES:
+                continue
             self._require(name, value >= 1, "a whole number of at least 1")
             self._require(name, value <= most, f"at most {most}")
         for name in PROBABILITIES:
@@ -301,6 +340,10 @@ class VaswaniConfig(PreTrainedConfig):
             ids = value if isinstance(value, list) else [] if value is None else [value]
             inside = all(0 <= token_id < self.vocab_size for token_id in ids)
             self._require(name, inside, f"inside the vocabulary, from 0 to {self.vocab_size - 1}")
+        if self.source_vocab_size is not None:
+            largest_id = self.source_vocab_size - 1
+            inside = self.pad_token_id <= largest_id
+            self._require("pad_token_id", inside, f"inside the source vocabulary, from 0 to {largest_id}")
         largest = 1 - 1 / self.vocab_size
         self._require(
             "label_smoothing",

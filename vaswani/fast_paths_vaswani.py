@@ -7,7 +7,7 @@ not a faster one. `VASWANI_FAST_PATHS=0` shuts the door for a process, `model.se
 
 | what          | path    | when                                     | gains                                | tests    |
 |---------------|---------|------------------------------------------|--------------------------------------|----------|
-| encoding      | kernels | evaluation, float32 or int8, ReLU, sines | no padding, one call for all layers  | encoding |
+| encoding      | kernels | evaluation, float32 or int8, ReLU, SiLU  | no padding, one call for all layers  | encoding |
 | encoding      | torch   | evaluation, float32 or float64           | no padding in linear layers, norms   | encoding |
 | decoding step | kernels | as for encoding                          | shared caches, top-k with the logits | decoding |
 | decoding step | torch   | evaluation, float32 or float64           | shared caches, finished beams leave  | decoding |
@@ -53,13 +53,14 @@ _ENCODED_WITH = "_encoded_with"
 # What was decided about each field of the configuration: a new one must be entered here, or a test fails.
 DECIDED_FIELDS = {
     **dict.fromkeys(
-        "vocab_size d_model d_ff num_attention_heads encoder_layers decoder_layers attention_bias layer_norm_eps "
-        "dropout activation_dropout activation_function tie_word_embeddings".split(),
+        "vocab_size source_vocab_size d_model d_ff d_ff_decoder num_attention_heads encoder_layers decoder_layers "
+        "attention_bias output_bias layer_norm_eps dropout activation_dropout activation_function "
+        "tie_word_embeddings".split(),
         "read from the modules",
     ),
     **dict.fromkeys("d_k d_v attention_dropout".split(), "read from the configuration of each attention module"),
     "label_smoothing": "handed to the loss",
-    "position_encoding": "sinusoidal: every path; learned: not through kernels; anything else: through the modules",
+    "position_encoding": "sinusoidal, learned and fixed: every path; anything else: through the modules",
     **dict.fromkeys(
         "max_position_embeddings pad_token_id eos_token_id bos_token_id decoder_start_token_id use_cache "
         "is_encoder_decoder".split(),
@@ -102,6 +103,9 @@ _CAUSALITY = {
 # Methods of the model's classes that an instance could have replaced.
 _METHODS = {"_embed", "_keys_and_values", "_split_heads", "encode_positions", "prepare_targets"}
 _METHODS |= {"prepare_decoder_input_ids_from_labels", "prepare_inputs_for_generation", "__call__"}
+# How positions may be encoded, and the names of the buffers with a table of them.
+_POSITIONS: dict[str, set[str]] = {"sinusoidal": set(), "learned": set(), "fixed": {"position_table"}}
+_STACKS = ("VaswaniEncoder", "VaswaniDecoder")
 _ACTIVATIONS = {each[0] if isinstance(each, tuple) else each for each in ACT2CLS.values()}
 # Files of the decorators around a `forward` of the model.
 _DECORATORS = {generic.__file__, output_capturing.__file__, __file__}
@@ -141,7 +145,7 @@ def fast_encoding(forward: Callable[..., Any]) -> Callable[..., Any]:
             vars(output)[_ENCODED_WITH] = weights
             return output
         except (IndexError, RuntimeError, ValueError):
-            check_model_inputs(arguments, self.config.vocab_size)
+            check_model_inputs(arguments, self.config.vocab_size, self.config.source_vocab_size)
             raise
 
     return encode
@@ -178,7 +182,7 @@ def fast_training_step(forward: Callable[..., Any]) -> Callable[..., Any]:
                     )
             return forward(self, *args, **kwargs)
         except (IndexError, RuntimeError, ValueError):
-            check_model_inputs(arguments, self.config.vocab_size)
+            check_model_inputs(arguments, self.config.vocab_size, self.config.source_vocab_size)
             raise
 
     return step
@@ -465,10 +469,11 @@ def _why_not_fuse_loss(model: Any) -> str:
         return "lm_head is wrapped, replaced or watched"
     if reason := _why_not_called_as_written(nn.Linear):
         return reason
-    weight, bias = head.weight, head.bias
-    if type(weight) is not nn.Parameter or bias is not None or not _is_plain_cpu(weight.data):
-        return "lm_head has a bias, or its weight is not a plain parameter on the CPU"
-    return "" if weight.dtype in (torch.float32, torch.float64) else f"lm_head.weight is {weight.dtype}"
+    parameters = list(head.parameters())
+    if not all(type(each) is nn.Parameter and _is_plain_cpu(each.data) for each in parameters):
+        return "lm_head has a parameter that is not plain or not on the CPU"
+    kinds = {each.dtype for each in parameters}
+    return "" if kinds in ({torch.float32}, {torch.float64}) else f"weights of lm_head are {kinds}"
 
 
 def _why_not_as_written(module: Any) -> str:
@@ -477,7 +482,7 @@ def _why_not_as_written(module: Any) -> str:
     if home is None:
         return f"{type(module).__name__} is not a class of the model's file"
     config = module.config
-    if type(config).__name__ != "VaswaniConfig" or config.position_encoding not in ("sinusoidal", "learned"):
+    if type(config).__name__ != "VaswaniConfig" or config.position_encoding not in _POSITIONS:
         return f"config is a {type(config).__name__} with position_encoding={config.position_encoding!r}"
     if config._attn_implementation not in ("eager", "sdpa"):
         return f"attn_implementation is {config._attn_implementation!r}"
@@ -599,6 +604,7 @@ class _Walk:
         self._is_training = is_training
         self._skipped = skipped
         self._config = module.config
+        self._tables = _POSITIONS[self._config.position_encoding]
         self._dtypes: set[torch.dtype] = set()
         self._written: set[type] = set()
         self.reason = self._visit(module, type(module).__name__)
@@ -612,8 +618,13 @@ class _Walk:
         own = module.__dict__
         if type(module) is not self._home[kind]:
             return f" is a {type(module).__name__}, not a {kind}"
-        if _is_changed(module) or own["_parameters"] or own["_buffers"] or not _METHODS.isdisjoint(own):
+        buffers, tables = own["_buffers"], self._tables if kind in _STACKS else set()
+        if _is_changed(module) or own["_parameters"] or buffers.keys() != tables or not _METHODS.isdisjoint(own):
             return " has a hook, a method, a parameter or a buffer of its own"
+        for name, table in buffers.items():
+            if not _is_plain_cpu(table):
+                return f".{name} is not a plain tensor on the CPU"
+            self._dtypes.add(table.dtype)
         if own["training"] and not self._is_training:
             return " is in training mode"
         if kind == "VaswaniAttention" and (own["config"] is not self._config or type(own["scaling"]) is not float):
@@ -693,13 +704,11 @@ def _why_not_kernels(stack: Any, head: Any = None) -> str:
     if (library := _kernels("library")).load() is None:
         return library.status()
     is_quantised = _kernels("weights").is_quantised
-    if stack.config.position_encoding != "sinusoidal":
-        return "learned positions"
     embedding = stack.embed_tokens.weight
     if embedding.dtype != torch.float32 or is_quantised(embedding):
         return "not float32"
-    if head is not None and (head.bias is not None or head.weight.shape[1] != embedding.shape[1]):
-        return "lm_head has a bias or another width"
+    if head is not None and head.weight.shape[1] != embedding.shape[1]:
+        return "lm_head has another width"
     width, shapes = embedding.shape[1], set()
     kinds: set[bool] = set()
     for index, layer in enumerate(stack.layers):
@@ -723,8 +732,8 @@ def _why_not_kernels(stack: Any, head: Any = None) -> str:
                 kinds.update(map(is_quantised, weights))
         feed_forward = parts["feed_forward"]._modules
         fc1, fc2 = (feed_forward[name]._parameters["weight"] for name in ("fc1", "fc2"))
-        if type(feed_forward["activation"]) is not nn.ReLU:
-            return f"layers.{index}.feed_forward.activation is not ReLU"
+        if type(feed_forward["activation"]) not in _kernels("weights").ACTIVATIONS:
+            return f"layers.{index}.feed_forward.activation is neither ReLU nor SiLU"
         if fc1.shape[1] != width or fc2.shape != (width, fc1.shape[0]):
             return f"layers.{index}.feed_forward has layers that do not fit together"
         kinds.update((is_quantised(fc1), is_quantised(fc2)))

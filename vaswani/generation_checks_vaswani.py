@@ -378,7 +378,7 @@ def check_mask(name: str, mask: Any, batch: torch.Tensor) -> None:
         raise ValueError(f"Sequence {empty} of the batch has no token: its {name} is all 0.")
 
 
-def check_model_inputs(inputs: dict[str, Any], vocab_size: int) -> None:
+def check_model_inputs(inputs: dict[str, Any], vocab_size: int, source_vocab_size: int | None = None) -> None:
     """Check the inputs of a model's `forward`, to explain why it failed.
 
     Parameters
@@ -387,6 +387,8 @@ def check_model_inputs(inputs: dict[str, Any], vocab_size: int) -> None:
         Its arguments.
     vocab_size : int
         Size of the model's vocabulary.
+    source_vocab_size : int | None, default=None
+        Size of the source's vocabulary, if it is another one.
 
     Raises
     ------
@@ -400,7 +402,7 @@ def check_model_inputs(inputs: dict[str, Any], vocab_size: int) -> None:
     for side in ("", "decoder_"):
         ids, mask = inputs.get(f"{side}input_ids"), inputs.get(f"{side}attention_mask")
         if ids is not None:
-            check_token_ids(f"{side}input_ids", ids, vocab_size)
+            check_token_ids(f"{side}input_ids", ids, vocab_size if side else source_vocab_size or vocab_size)
             if mask is not None and inputs.get("past_key_values") is None:
                 check_mask(f"{side}attention_mask", mask, ids)
     labels, target = inputs.get("labels"), inputs.get("decoder_input_ids")

@@ -263,7 +263,9 @@ class VaswaniGenerationMixin(GenerationMixin):
         )
 
     def _vocab_size(self) -> int:
-        """Return the number of token ids that the model can read; refuse a model that produces others."""
+        """Return the number of target token ids; refuse a model that produces others than it can read."""
+        if self.config.source_vocab_size is not None:
+            return self.config.vocab_size
         read, written = getattr(self.get_input_embeddings(), "weight", None), self.get_output_embeddings()
         rows = self.config.vocab_size if read is None else int(read.shape[0])
         produced = getattr(written, "weight", None)
@@ -275,13 +277,14 @@ class VaswaniGenerationMixin(GenerationMixin):
     def _check_inputs(self, inputs: torch.Tensor | None, kwargs: dict[str, Any]) -> None:
         """Raise a ValueError for a source or a prompt that is empty or has token ids outside the vocabulary."""
         vocab_size = self._vocab_size()
+        source_vocab_size = self.config.source_vocab_size or vocab_size
         encoded = kwargs.get("encoder_outputs")
         source = inputs if inputs is not None else kwargs.get("input_ids")
         if encoded is not None and not (isinstance(encoded, ModelOutput | tuple) and len(encoded)):
             raise ValueError(f"encoder_outputs is {type(encoded).__name__}; it must be the encoder's output.")
         states = kwargs.get("inputs_embeds") if encoded is None else encoded[0]
         if source is not None:
-            check_token_ids("input_ids", source, vocab_size)
+            check_token_ids("input_ids", source, source_vocab_size)
         elif states is not None:
             check_batch("inputs_embeds" if encoded is None else "encoder_outputs", states, dimensions=3)
             source = states
@@ -310,7 +313,7 @@ class VaswaniGenerationMixin(GenerationMixin):
                 raise ValueError("Give the source: input_ids, inputs_embeds or encoder_outputs.")
             lengths = torch.full(source.shape[:1], source.shape[1], device=source.device)
         limits = lengths + beyond
-        if self.config.position_encoding == "learned":
+        if self.config.position_encoding != "sinusoidal":
             limits = limits.clamp(max=self.config.max_position_embeddings)
         prompt_mask = kwargs.get("decoder_attention_mask")
         padding = 0 if prompt_mask is None else (prompt_mask == 0).sum(dim=-1)
@@ -589,7 +592,7 @@ def _encode_for(
     mask = arguments.get("attention_mask")
     members = []
     for number, model in enumerate(models, start=2):
-        for name in ("vocab_size", "pad_token_id", "eos_token_id", "decoder_start_token_id"):
+        for name in ("vocab_size", "source_vocab_size", "pad_token_id", "eos_token_id", "decoder_start_token_id"):
             ours, theirs = getattr(config, name), getattr(model.config, name)
             if ours != theirs:
                 raise ValueError(

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers import initialization as init
 from transformers.activations import ACT2FN
 from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
 from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
@@ -298,18 +299,21 @@ class VaswaniFeedForward(nn.Module):
     ----------
     config : VaswaniConfig
         Sets the two widths, the activation and the dropout after it.
+    is_decoder : bool, default=False
+        Whether the decoder's width between the two layers applies, where it has another one.
 
     Notes
     -----
     Section 3.3, `max(0, x W1 + b1) W2 + b2`.
     """
 
-    def __init__(self, config: VaswaniConfig) -> None:
+    def __init__(self, config: VaswaniConfig, is_decoder: bool = False) -> None:
         super().__init__()
-        self.fc1 = nn.Linear(config.d_model, config.d_ff)
+        d_ff = config.decoder_ffn_dim if is_decoder else config.d_ff
+        self.fc1 = nn.Linear(config.d_model, d_ff)
         self.activation = ACT2FN[config.activation_function]
         self.dropout = nn.Dropout(config.activation_dropout)
-        self.fc2 = nn.Linear(config.d_ff, config.d_model)
+        self.fc2 = nn.Linear(d_ff, config.d_model)
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """Apply the network to any number of positions.
@@ -400,7 +404,7 @@ class VaswaniDecoderLayer(GradientCheckpointingLayer):
         self.self_attn_layer_norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)
         self.encoder_attn = VaswaniAttention(config, layer_idx, is_cross=True)
         self.encoder_attn_layer_norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)
-        self.feed_forward = VaswaniFeedForward(config)
+        self.feed_forward = VaswaniFeedForward(config, is_decoder=True)
         self.feed_forward_layer_norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)
         self.dropout = nn.Dropout(config.dropout)
 
@@ -457,19 +461,23 @@ class VaswaniStack(VaswaniPreTrainedModel):
     Parameters
     ----------
     config : VaswaniConfig
-        Sets the vocabulary, the width, the kind of positions and the dropout.
+        Sets the width, the kind of positions and the dropout.
+    vocab_size : int
+        Entries of this side's vocabulary.
 
     Notes
     -----
     Sections 3.4 and 3.5: embeddings times sqrt(d_model), plus positions, then dropout (section 5.4).
     """
 
-    def __init__(self, config: VaswaniConfig) -> None:
+    def __init__(self, config: VaswaniConfig, vocab_size: int) -> None:
         super().__init__(config)
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.d_model)
+        self.embed_tokens = nn.Embedding(vocab_size, config.d_model)
         self.embed_scale = math.sqrt(config.d_model)
         if config.position_encoding == "learned":
             self.embed_positions = nn.Embedding(config.max_position_embeddings, config.d_model)
+        elif config.position_encoding == "fixed":
+            self.register_buffer("position_table", torch.empty(config.max_position_embeddings, config.d_model))
         self.dropout = nn.Dropout(config.dropout)
         self.gradient_checkpointing = False
 
@@ -491,10 +499,19 @@ class VaswaniStack(VaswaniPreTrainedModel):
         limit = self.config.max_position_embeddings
         torch_compilable_check(
             (position_ids < limit).all(),
-            f"A sequence is longer than the {limit} learned positions of this model (max_position_embeddings). "
+            f"A sequence is longer than the {limit} positions in this model's table (max_position_embeddings). "
             "Shorten it, or use a model with sinusoidal positions, which have no limit.",
         )
-        return self.embed_positions(position_ids)
+        if self.config.position_encoding == "learned":
+            return self.embed_positions(position_ids)
+        return nn.functional.embedding(position_ids, self.position_table)
+
+    def _init_weights(self, module: nn.Module) -> None:
+        """Initialise one module; a table of fixed positions has the sinusoids at first."""
+        super()._init_weights(module)
+        if module is self and self.config.position_encoding == "fixed":
+            positions = torch.arange(self.config.max_position_embeddings)
+            init.copy_(self.position_table, sinusoidal_positions(positions, self.config.d_model))
 
     def _embed(self, inputs_embeds: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
         """Return the first layer's input (B, T, D) for token embeddings (B, T, D) at positions (B or 1, T)."""
@@ -523,7 +540,7 @@ class VaswaniEncoder(VaswaniStack):
     _fsdp_plan = {"layers.*": "free_full_weight"}
 
     def __init__(self, config: VaswaniConfig) -> None:
-        super().__init__(config)
+        super().__init__(config, config.source_vocab_size or config.vocab_size)
         self.layers = nn.ModuleList(
             VaswaniEncoderLayer(config, layer_idx) for layer_idx in range(config.encoder_layers)
         )
@@ -602,7 +619,7 @@ class VaswaniDecoder(VaswaniStack):
     _fsdp_plan = {"layers.*": "free_full_weight"}
 
     def __init__(self, config: VaswaniConfig) -> None:
-        super().__init__(config)
+        super().__init__(config, config.vocab_size)
         self.layers = nn.ModuleList(
             VaswaniDecoderLayer(config, layer_idx) for layer_idx in range(config.decoder_layers)
         )
@@ -709,15 +726,17 @@ class VaswaniModel(VaswaniPreTrainedModel):
         super().__init__(config)
         self.encoder = VaswaniEncoder(config)
         self.decoder = VaswaniDecoder(config)
+        if config.source_vocab_size is not None:
+            self._tied_weights_keys = {}
         self.post_init()
 
     def get_input_embeddings(self) -> nn.Module:
-        """Return the source embedding, to which target embedding and head are tied.
+        """Return the source embedding, to which target embedding and head are tied by default.
 
         Returns
         -------
         nn.Module
-            The encoder's `embed_tokens`.
+            The encoder's `embed_tokens`; with a source vocabulary of its own, nothing is tied to it.
         """
         return self.encoder.embed_tokens
 
@@ -730,7 +749,7 @@ class VaswaniModel(VaswaniPreTrainedModel):
             The new embedding.
         """
         self.encoder.embed_tokens = value
-        if self.config.tie_word_embeddings:
+        if self.config.tie_word_embeddings and self.config.source_vocab_size is None:
             self.decoder.embed_tokens = value
 
     @can_return_tuple
@@ -839,7 +858,7 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, VaswaniGenerationM
 
     Notes
     -----
-    Section 3.4: the head is the embedding matrix, without scale and without bias.
+    Section 3.4: the head is the embedding matrix, without scale and, unless `output_bias` asks for it, without bias.
     """
 
     _tied_weights_keys = {
@@ -851,7 +870,9 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, VaswaniGenerationM
     def __init__(self, config: VaswaniConfig) -> None:
         super().__init__(config)
         self.model = VaswaniModel(config)
-        self.lm_head = nn.Linear(config.d_model, config.vocab_size, bias=False)
+        self.lm_head = nn.Linear(config.d_model, config.vocab_size, bias=config.output_bias)
+        if config.source_vocab_size is not None:
+            self._tied_weights_keys = {"lm_head.weight": "model.decoder.embed_tokens.weight"}
         self.post_init()
 
     @can_return_tuple

@@ -170,9 +170,9 @@ class VaswaniPreTrainedModel(PreTrainedModel):
             fan_out = getattr(module, "joint_fan_out", module.out_features)
             limit = math.sqrt(6 / (module.in_features + fan_out))
             init.uniform_(module.weight, -limit, limit)
-            if module.bias is not None:
-                init.zeros_(module.bias)
-        elif isinstance(module, nn.LayerNorm):
+        if isinstance(module, nn.Linear) and module.bias is not None:
+            init.zeros_(module.bias)
+        if isinstance(module, nn.LayerNorm):
             init.ones_(module.weight)
             init.zeros_(module.bias)
 
@@ -312,6 +312,11 @@ class VaswaniPreTrainedModel(PreTrainedModel):
         self, new_num_tokens: int | None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
     ) -> nn.Module:
         """Resize an untied target embedding too, which transformers does not know of."""
+        if self.config.source_vocab_size is not None:
+            raise ValueError(
+                f"The model has a source vocabulary of {self.config.source_vocab_size} tokens and a target vocabulary "
+                f"of {self.config.vocab_size}, but resize_token_embeddings resizes one that both sides share."
+            )
         resized = super()._resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
         decoder = getattr(self.base_model, "decoder", None)
         if decoder is not None and not self.config.tie_word_embeddings:

@@ -352,7 +352,7 @@ def test_the_fast_paths_are_taken_and_explained() -> None:
     model = model_for()
     assert explain(model) == dict.fromkeys(KINDS, "kernels")
     assert explain(model_for(activation_function="gelu"))["encoding"] == (
-        "torch (layers.0.feed_forward.activation is not ReLU)"
+        "torch (layers.0.feed_forward.activation is neither ReLU nor SiLU)"
     )
     assert explain(model.double()) == dict.fromkeys(KINDS, "torch (not float32)")
     model.set_fast_paths(False)

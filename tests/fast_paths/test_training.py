@@ -127,19 +127,22 @@ def test_long_and_many_sentences_train_alike(path: str, unpaddings, monkeypatch:
 def test_the_loss_is_that_of_all_logits(smoothing: float, path: str) -> None:
     states = torch.randn(300, 16, dtype=PRECISIONS[path], requires_grad=True)
     words = torch.randn(41, 16, dtype=PRECISIONS[path], requires_grad=True)
+    bias = torch.randn(41, dtype=PRECISIONS[path], requires_grad=True)
     labels = torch.randint(0, 41, (300,))
-    loss = 3 * fused_loss(states, words, labels, smoothing, 1 / 7)
-    expected = 3 * smoothed_cross_entropy(states @ words.t(), labels, smoothing, 7)
-    assert_close(loss, expected)
-    gradients = torch.autograd.grad(loss, (states, words))
-    assert_close(gradients, torch.autograd.grad(expected, (states, words)), rtol=1e-4, atol=1e-5)
+    for weights, logits in (((words, None), states @ words.t()), ((words, bias), states @ words.t() + bias)):
+        loss = 3 * fused_loss(states, *weights, labels, smoothing, 1 / 7)
+        expected = 3 * smoothed_cross_entropy(logits, labels, smoothing, 7)
+        assert_close(loss, expected)
+        inputs = [states, *(each for each in weights if each is not None)]
+        gradients = torch.autograd.grad(loss, inputs)
+        assert_close(gradients, torch.autograd.grad(expected, inputs), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("path", PRECISIONS)
 def test_the_gradient_may_be_asked_for_twice(path: str) -> None:
     states = torch.randn(30, 16, dtype=PRECISIONS[path], requires_grad=True)
     words = torch.randn(41, 16, dtype=PRECISIONS[path], requires_grad=True)
-    loss = 3 * fused_loss(states, words, torch.randint(0, 41, (30,)), 0.1, 1 / 7)
+    loss = 3 * fused_loss(states, words, None, torch.randint(0, 41, (30,)), 0.1, 1 / 7)
     once = torch.autograd.grad(loss, (states, words), retain_graph=True)
     assert_close(torch.autograd.grad(loss, (states, words)), once)
     with pytest.raises(RuntimeError, match="second time"):

@@ -32,9 +32,10 @@ class FeedForward(nn.Module):
     def __init__(self, d_model: int, d_ff: int) -> None:
         super().__init__()
         self.fc1, self.fc2 = nn.Linear(d_model, d_ff), nn.Linear(d_ff, d_model)
+        self.activation: nn.Module = nn.ReLU()
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
-        return self.fc2(self.fc1(states).relu())
+        return self.fc2(self.activation(self.fc1(states)))
 
 
 class Layer(nn.Module):
@@ -64,6 +65,8 @@ class Stack(nn.Module):
         self.d_model = d_model
 
     def encode_positions(self, positions: torch.Tensor) -> torch.Tensor:
+        if (table := self._buffers.get("position_table")) is not None:
+            return table[positions]
         angles = positions.unsqueeze(-1) * torch.arange(1, self.d_model + 1) * 0.1
         return angles.double().sin()
 
@@ -81,12 +84,15 @@ class Model(nn.Module):
         bias: bool = True,
         embeddings: int = 41,
         vocabulary: int = 41,
+        output_bias: bool = False,
+        activation: type[nn.Module] = nn.ReLU,
+        positions: int | None = None,
     ) -> None:
         super().__init__()
         self.encoder = Stack(embeddings, list(widths), d_model, heads, d_k, d_v, bias, False)
         self.model = nn.Module()
         self.model.decoder = Stack(embeddings, list(widths), d_model, heads, d_k, d_v, bias, True)
-        self.lm_head = nn.Linear(d_model, vocabulary, bias=False)
+        self.lm_head = nn.Linear(d_model, vocabulary, bias=output_bias)
         with torch.no_grad():
             for parameter in self.parameters():
                 parameter.copy_(0.4 * torch.randn_like(parameter))
@@ -94,6 +100,10 @@ class Model(nn.Module):
             layer.self_attn.scaling *= 1 + number
             layer.encoder_attn.scaling *= 0.5 + number
             layer.feed_forward_layer_norm.eps *= 1 + 10 * number
+        for layer in (*self.encoder.layers, *self.model.decoder.layers):
+            layer.feed_forward.activation = activation()
+        if positions is not None:
+            self.model.decoder.register_buffer("position_table", torch.randn(positions, d_model))
         self.requires_grad_(False)
 
     def encode(self, states: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:

@@ -73,6 +73,30 @@ def test_every_size_of_the_vocabulary_agrees(kernels: Any, threads: int, vocabul
     assert_follows(Model(embeddings=300, vocabulary=vocabulary), 2, 2, ragged_mask(3, 4))
 
 
+def test_an_output_bias_agrees(kernels: Any, threads: int) -> None:
+    for vocabulary in (3, 41, 64, 129):
+        assert_follows(Model(embeddings=300, vocabulary=vocabulary, output_bias=True), 2, 2, ragged_mask(3, 4))
+
+
+def test_a_table_of_positions_agrees_up_to_its_end(kernels: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decoder_module, "FIRST_LENGTH", 2)
+    model, mask = Model(positions=5), ragged_mask(3, 2)
+    assert_follows(model, 2, 4, mask)
+    decoder, _, _ = started(model, mask, 1)
+    token = torch.ones(2, 1, dtype=torch.int64)
+    for _ in range(4):
+        decoder.advance(token, torch.zeros_like(token))
+    with pytest.raises(ValueError, match="a token is at position 5, and the table of positions has those from 0 to 4"):
+        decoder.advance(token, torch.zeros_like(token))
+
+
+def test_a_table_of_positions_that_changes_is_noticed(kernels: Any) -> None:
+    model, mask = Model(positions=5), ragged_mask(3, 2)
+    assert_follows(model, 2, 2, mask)
+    model.model.decoder.position_table.data[1, 3] += 1
+    assert_follows(model, 2, 2, mask)
+
+
 def test_caches_grow(kernels: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decoder_module, "FIRST_LENGTH", 1)
     assert_follows(Model(), 2, 9, ragged_mask(3, 2))

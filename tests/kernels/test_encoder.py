@@ -13,6 +13,7 @@ SIZES: dict[str, dict[str, Any]] = {
     "odd": {},
     "one of everything": {"d_model": 1, "heads": 1, "d_k": 1, "d_v": 1, "widths": (1,)},
     "whole panels": {"d_model": 64, "heads": 4, "d_k": 16, "d_v": 16, "widths": (128, 256)},
+    "SiLU": {"activation": torch.nn.SiLU},
     "deep": {"d_model": 520, "heads": 2, "d_k": 9, "d_v": 33, "widths": (1040,), "bias": False},
 }
 
@@ -28,6 +29,14 @@ def assert_encodes(model: Model, mask: torch.Tensor, tolerance: float = 2e-5) ->
 @pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES.keys())
 def test_the_encoder_agrees_with_torch(kernels: Any, threads: int, sizes: dict[str, Any]) -> None:
     assert_encodes(Model(**sizes), ragged_mask(7, 1, 17, 8))
+
+
+def test_an_activation_of_large_numbers_agrees(kernels: Any) -> None:
+    model = Model(activation=torch.nn.SiLU)
+    for layer in model.encoder.layers:
+        layer.feed_forward.fc1.weight *= 60
+        layer.feed_forward.fc2.weight /= 60
+    assert_encodes(model, ragged_mask(5, 2), tolerance=2e-4)
 
 
 def test_every_length_agrees(kernels: Any) -> None:
@@ -58,6 +67,11 @@ def test_norms_may_lack_weights_and_layers_biases(kernels: Any) -> None:
     layer.self_attn.k_proj.bias = None
     layer.feed_forward.fc2.bias = None
     assert_encodes(model, ragged_mask(5, 2))
+
+
+def test_an_activation_that_the_kernels_do_not_know_is_refused(kernels: Any) -> None:
+    with pytest.raises(ValueError, match="an activation is -1, and there are those from 0 to 1"):
+        assert_encodes(Model(activation=torch.nn.Tanh), ragged_mask(3))
 
 
 def test_wrong_inputs_are_named(kernels: Any) -> None:

@@ -16,7 +16,12 @@ ROWS_OF_LOGITS = 256
 
 
 def fused_loss(
-    hidden_states: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor, label_smoothing: float, scale: float
+    hidden_states: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    labels: torch.Tensor,
+    label_smoothing: float,
+    scale: float,
 ) -> torch.Tensor:
     """Output projection and label-smoothed cross-entropy in one step.
 
@@ -26,6 +31,8 @@ def fused_loss(
         The decoder's output, of shape (tokens, d_model).
     weight : torch.Tensor
         The output embedding, of shape (vocabulary, d_model).
+    bias : torch.Tensor | None
+        The bias of the output projection, of shape (vocabulary).
     labels : torch.Tensor
         Target token ids, of shape (tokens).
     label_smoothing : float
@@ -48,33 +55,38 @@ def fused_loss(
             f"labels has token ids from {int(labels.min())} to {int(labels.max())}; the vocabulary has 0 to "
             f"{len(weight) - 1}, and -100 is ignored."
         )
-    loss: torch.Tensor = _FusedLoss.apply(hidden_states, weight, labels, label_smoothing, scale)
+    loss: torch.Tensor = _FusedLoss.apply(hidden_states, weight, bias, labels, label_smoothing, scale)
     return loss
 
 
 class _FusedLoss(torch.autograd.Function):
-    """The sum of losses, with the gradients of states and output embedding formed in the forward pass."""
+    """The sum of losses, with the gradients of states, output embedding and bias formed in the forward pass."""
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> torch.Tensor:
-        states, weight, labels, label_smoothing, scale = inputs
-        needs_states, needs_weight, *_ = ctx.needs_input_grad
+        states, weight, bias, labels, label_smoothing, scale = inputs
+        needs_states, needs_weight, needs_bias, *_ = ctx.needs_input_grad
         states_gradient = torch.empty_like(states) if needs_states else None
         weight_gradient = torch.zeros_like(weight) if needs_weight else None
+        bias_gradient = torch.zeros_like(bias) if needs_bias else None
         logits = states.new_empty(min(ROWS_OF_LOGITS, len(states)), len(weight))
         total = 0.0
         for first in range(0, len(states), ROWS_OF_LOGITS):
             some = slice(first, first + ROWS_OF_LOGITS)
             rows = states[some]
             gradient = torch.mm(rows, weight.t(), out=logits[: len(rows)])  # logits, and then their gradient (rows, V)
+            if bias is not None:
+                gradient.add_(bias)
             total += _to_gradient(gradient, labels[some], label_smoothing) * scale
-            if scale != 1 and (needs_states or needs_weight):
+            if scale != 1:
                 gradient.mul_(scale)
             if states_gradient is not None:
                 torch.mm(gradient, weight, out=states_gradient[some])
             if weight_gradient is not None:
                 weight_gradient.addmm_(gradient.t(), rows)
-        ctx.save_for_backward(states_gradient, weight_gradient)
+            if bias_gradient is not None:
+                bias_gradient += gradient.sum(dim=0)
+        ctx.save_for_backward(states_gradient, weight_gradient, bias_gradient)
         return torch.tensor(total, dtype=torch.float32)
 
     @staticmethod

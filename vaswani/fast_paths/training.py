@@ -70,7 +70,8 @@ def training_step(model: Any, inputs: dict[str, Any], is_unpadded: bool, is_fuse
     label_smoothing = model.config.label_smoothing
     count = max(len(labels), 1) if num_items_in_batch is None else num_items_in_batch
     if is_fused:
-        output["loss"] = fused_loss(rows, model.lm_head.weight, labels, label_smoothing, 1 / float(count))
+        weight, bias = model.lm_head.weight, model.lm_head.bias
+        output["loss"] = fused_loss(rows, weight, bias, labels, label_smoothing, 1 / float(count))
     else:
         output["loss"] = smoothed_cross_entropy(model.lm_head(rows), labels, label_smoothing, count)
     return output

@@ -185,7 +185,8 @@ def _signature_notes(scores: list[EvalResult]) -> list[str]:
 def _shape(model: dict[str, Any]) -> str:
     layers = f"{model['encoder_layers']} + {model['decoder_layers']} layers of width {model['d_model']:,}"
     heads = f"{model['num_attention_heads']} heads, inner width {model['d_ff']:,}"
-    positions = "learned positions, " if model["position_encoding"] == "learned" else ""
+    kind = model["position_encoding"]
+    positions = "" if kind == "sinusoidal" else f"{kind} positions, "
     vocabulary = f"one vocabulary of {model['vocab_size']:,} pieces"
     return f"{layers}, {heads}, {positions}{vocabulary}, {_millions(model['parameters'])} parameters"
 

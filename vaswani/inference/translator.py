@@ -89,7 +89,7 @@ class Translator:
     batch_tokens : int, default=BATCH_TOKENS
         Source tokens of a batch, padding included, times beams. A longer line is a batch of its own.
     max_source_tokens : int, default=MAX_SOURCE_TOKENS
-        Tokens that a source may have, with its EOS token; fewer if a model has learned fewer positions.
+        Tokens that a source may have, with its EOS token; fewer if a model has a table with fewer positions.
     long_lines : str, default="refuse"
         How to handle longer lines: "refuse" raises a ValueError; "split" cuts them at ends of sentences, else at
         spaces, else anywhere, and joins the translations of the parts with spaces. A line of more than 100 characters
@@ -124,7 +124,7 @@ class Translator:
         for model in models:
             if model.config.model_type != "vaswani":
                 raise ValueError(f"A model is of type {model.config.model_type!r}; it must be 'vaswani'.")
-            if model.config.position_encoding == "learned":
+            if model.config.position_encoding != "sinusoidal":
                 max_source_tokens = min(max_source_tokens, model.config.max_position_embeddings)
         self.models = [model.eval() for model in models]
         self.tokenizer = tokenizer

@@ -69,7 +69,9 @@ static int64_t check_step(
         if (fail_outside(BAD_SEQUENCE, chosen[at], 0, work->sequences - 1)) return BAD_SEQUENCE;
         if (fail_outside(BAD_SLOT, work->used[chosen[at]] + beams, 0, work->slots)) return BAD_SLOT;
         if (fail_outside(BAD_SLOT, work->lengths[chosen[at]], 0, work->slots - 1)) return BAD_SLOT;
+        if (fail_outside(BAD_POSITION, work->lengths[chosen[at]], 0, work->encoded - 1)) return BAD_POSITION;
     }
+    if (check_activations(stack)) return BAD_ACTIVATION;
     for (int64_t row = 0; row < sequences * beams; row++) {
         if (fail_outside(BAD_PARENT, parents[row], 0, work->previous_beams - 1)) return BAD_PARENT;
         if (tokens[row] >= stack->embeddings && tokens[row] < stack->output.columns)

@@ -245,7 +245,8 @@ class KernelDecoder:
         pasts[:, :, :old] = work["pasts"]
         work["pasts"] = pasts
         work["old_pasts"] = torch.empty_like(work["pasts"][:1])
-        work["positions"] = self._weights.positions(self._stack, slots)
+        work["positions"] = positions = self._weights.positions(self._stack, slots)
+        work.structure.encoded = len(positions)
         work.structure.slots = slots
         work.make_rows(sequences * self._beams)
         self._slots, self._states = slots, work["states"]

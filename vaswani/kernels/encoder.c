@@ -12,6 +12,7 @@ EXPORT int64_t encode(const struct stack *stack, struct workspace *work)
     int64_t keys = key_columns(stack), values = value_columns(stack), width = work->source_width;
     int64_t rows = work->source_starts[work->sequences], stride = padded(2 * keys + values);
     if (fail_outside(BAD_SIZE, rows, 0, work->rows)) return BAD_SIZE;
+    if (check_activations(stack)) return BAD_ACTIVATION;
 #pragma omp parallel num_threads(threads_for(stack, work, rows))
     for (const struct layer *layer = stack->layer; layer < stack->layer + stack->layers; layer++) {
         multiply(&layer->self_input, work->states, stack->d_model, rows, work->quantised, work->products);

@@ -22,7 +22,8 @@ void check_failed(const char *condition, const char *file, int line);
 
 /* Mirrors of the codes in library.py. */
 enum failure {
-    NO_FAILURE, NO_MEMORY, BAD_SIZE, BAD_TOKEN, BAD_PARENT, BAD_SEQUENCE, BAD_SLOT, BAD_ROW, BAD_LABEL, BAD_LENGTHS
+    NO_FAILURE, NO_MEMORY, BAD_SIZE, BAD_TOKEN, BAD_PARENT, BAD_SEQUENCE, BAD_SLOT, BAD_ROW, BAD_LABEL, BAD_LENGTHS,
+    BAD_POSITION, BAD_ACTIVATION
 };
 
 /* Remember a failure of this thread, for `last_failure`: a value that is not from `low` to `high`. */

@@ -77,11 +77,41 @@ void store_source(
     }
 }
 
+int64_t check_activations(const struct stack *stack)
+{
+    for (const struct layer *layer = stack->layer; layer < stack->layer + stack->layers; layer++)
+        if (fail_outside(BAD_ACTIVATION, layer->activation, 0, ACTIVATIONS - 1)) return BAD_ACTIVATION;
+    return NO_FAILURE;
+}
+
 void finish_attention(
     const struct stack *stack, struct workspace *work, const struct linear *output, struct norm norm, int64_t rows)
 {
     multiply(output, work->attended, value_columns(stack), rows, work->quantised, work->products);
     add_and_normalise(stack->d_model, norm, rows, work->products, work->states);
+}
+
+/* Apply x * sigmoid(x), with an exponential of numbers up to 0. */
+static void apply_silu(float *numbers, int64_t count)
+{
+#pragma omp simd
+    for (int64_t at = 0; at < count; at++) {
+        float x = numbers[at], power = exponential(-fabsf(x));
+        numbers[at] = x * (x < 0 ? power : 1) / (1 + power);
+    }
+}
+
+/* Apply an activation to rows of numbers, among the threads of a parallel region. */
+static void activate(int64_t activation, int64_t rows, int64_t columns, float *numbers)
+{
+#pragma omp for schedule(static)
+    for (int64_t row = 0; row < rows; row++) {
+        float *some = numbers + row * columns;
+        if (activation == SILU)
+            apply_silu(some, columns);
+        else
+            for (int64_t at = 0; at < columns; at++) some[at] = some[at] < 0 ? 0 : some[at];
+    }
 }
 
 void feed_forward(const struct stack *stack, struct workspace *work, const struct layer *layer, int64_t rows)
@@ -90,8 +120,7 @@ void feed_forward(const struct stack *stack, struct workspace *work, const struc
     float *inner = work->products, *outer = work->products + rows * stride;
     CHECK(layer->fc1.columns <= stack->d_ff && layer->fc2.depth == layer->fc1.columns);
     multiply(&layer->fc1, work->states, stack->d_model, rows, work->quantised, inner);
-#pragma omp for schedule(static)
-    for (int64_t at = 0; at < rows * stride; at++) inner[at] = inner[at] < 0 ? 0 : inner[at];
+    activate(layer->activation, rows, stride, inner);
     multiply(&layer->fc2, inner, stride, rows, work->quantised, outer);
     add_and_normalise(stack->d_model, layer->norm, rows, outer, work->states);
 }

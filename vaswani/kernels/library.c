@@ -12,7 +12,7 @@
 #include "residual.h"
 #include "stack.h"
 
-enum { ABI_VERSION = 1, CACHE_LINE = 64 };
+enum { ABI_VERSION = 2, CACHE_LINE = 64 };
 
 /* Failures */
 
@@ -78,7 +78,8 @@ static const struct entry layout[] = {
     SIZE(norm), FIELD(norm, weight), FIELD(norm, bias), FIELD(norm, eps),
     SIZE(layer), FIELD(layer, self_input), FIELD(layer, self_output), FIELD(layer, self_norm),
     FIELD(layer, self_scaling), FIELD(layer, cross_query), FIELD(layer, cross_input), FIELD(layer, cross_output),
-    FIELD(layer, cross_norm), FIELD(layer, cross_scaling), FIELD(layer, fc1), FIELD(layer, fc2), FIELD(layer, norm),
+    FIELD(layer, cross_norm), FIELD(layer, cross_scaling), FIELD(layer, fc1), FIELD(layer, fc2), FIELD(layer, activation),
+    FIELD(layer, norm),
     SIZE(stack), FIELD(stack, layers), FIELD(stack, d_model), FIELD(stack, heads), FIELD(stack, d_k),
     FIELD(stack, d_v), FIELD(stack, d_ff), FIELD(stack, embeddings), FIELD(stack, embed_scale), FIELD(stack, layer),
     FIELD(stack, embedding), FIELD(stack, output),
@@ -86,7 +87,7 @@ static const struct entry layout[] = {
     FIELD(workspace, beams), FIELD(workspace, slots), FIELD(workspace, previous_beams),
     FIELD(workspace, source_width), FIELD(workspace, source_starts), FIELD(workspace, cross_keys),
     FIELD(workspace, cross_values), FIELD(workspace, self_keys), FIELD(workspace, self_values),
-    FIELD(workspace, positions), FIELD(workspace, used), FIELD(workspace, lengths), FIELD(workspace, pasts),
+    FIELD(workspace, positions), FIELD(workspace, encoded), FIELD(workspace, used), FIELD(workspace, lengths), FIELD(workspace, pasts),
     FIELD(workspace, old_pasts), FIELD(workspace, row_tokens), FIELD(workspace, states), FIELD(workspace, products),
     FIELD(workspace, attended), FIELD(workspace, scores), FIELD(workspace, quantised),
     SIZE(rows), FIELD(rows, first), FIELD(rows, stride),

@@ -19,7 +19,7 @@ logger = logging.get_logger(__name__)
 
 # Chooses a library: `avx2`, `avx512`, or the path of one. Unset, the best one for this machine is taken.
 VARIABLE = "VASWANI_KERNELS"
-ABI_VERSION = 1
+ABI_VERSION = 2
 # Bytes of a quantised row that are multiplied at a time.
 BYTES = 4
 BUILD_FAILED = "_build_failed.txt"
@@ -58,6 +58,7 @@ class Layer(ctypes.Structure):
         ("cross_norm", Norm),
         ("cross_scaling", c_double),
         *_fields(Linear, "fc1 fc2"),
+        ("activation", c_int64),
         ("norm", Norm),
     ]
 
@@ -78,8 +79,9 @@ class Workspace(ctypes.Structure):
 
     _fields_ = [
         *_fields(c_int64, "threads rows sequences beams slots previous_beams source_width"),
-        *_fields(c_void_p, "source_starts cross_keys cross_values self_keys self_values positions used lengths"),
-        *_fields(c_void_p, "pasts old_pasts row_tokens states products attended scores"),
+        *_fields(c_void_p, "source_starts cross_keys cross_values self_keys self_values positions"),
+        ("encoded", c_int64),
+        *_fields(c_void_p, "used lengths pasts old_pasts row_tokens states products attended scores"),
         ("quantised", QuantisedRows),
     ]
 
@@ -305,6 +307,8 @@ _FAILURES: dict[int, tuple[type[Exception], str]] = {
     7: (IndexError, "a row is {}, and there are rows from {} to {}"),
     8: (IndexError, "labels has a token {}, and the vocabulary has tokens from {} to {}"),
     9: (ValueError, "cumulative lengths have {}, where there must be a number from {} to {}"),
+    10: (ValueError, "a token is at position {}, and the table of positions has those from {} to {}"),
+    11: (ValueError, "an activation is {}, and there are those from {} to {}"),
 }
 
 

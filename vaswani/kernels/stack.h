@@ -13,6 +13,9 @@ struct norm {
     double eps;
 };
 
+/* Mirrors of the numbers in weights.py. */
+enum activation { RELU, SILU, ACTIVATIONS };
+
 struct layer {
     struct linear self_input, self_output; /* D -> queries, keys and values; H U -> D */
     struct norm self_norm;
@@ -21,6 +24,7 @@ struct layer {
     struct norm cross_norm;
     double cross_scaling;
     struct linear fc1, fc2; /* each layer may have another d_ff */
+    int64_t activation;     /* between them */
     struct norm norm;
 };
 
@@ -44,7 +48,8 @@ struct workspace {
     const int64_t *source_starts;    /* (B + 1): where each sequence begins among the source tokens of all */
     float *cross_keys, *cross_values; /* (layers, B, H, K, S padded), (layers, B, S padded, H U) */
     float *self_keys, *self_values;  /* (layers, B, slots, H K), (layers, B, slots, H U) */
-    const float *positions;          /* (slots, D) */
+    const float *positions;          /* (encoded, D) */
+    int64_t encoded;                 /* positions: a table has only so many */
     int64_t *used, *lengths;         /* (B): slots in use, and tokens so far */
     int32_t *pasts, *old_pasts;      /* (B, Q, slots): the slots of each beam's own tokens; (Q, slots) */
     int64_t *row_tokens;             /* (R): the last token of each beam */
@@ -78,6 +83,9 @@ void store_source(
 /* Project what was attended to, add it to the states and normalise the sum. */
 void finish_attention(
     const struct stack *stack, struct workspace *work, const struct linear *output, struct norm norm, int64_t rows);
+
+/* Look at which activation each layer has. */
+int64_t check_activations(const struct stack *stack);
 
 void feed_forward(const struct stack *stack, struct workspace *work, const struct layer *layer, int64_t rows);
 

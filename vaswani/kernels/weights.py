@@ -13,11 +13,14 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
+from transformers.activations import SiLUActivation
 
 from .checks import checked, kernels, laid_out, with_memory
 from .library import Layer, Linear, Norm, Stack
 from .product import pack, pack_quantised, padded, quantise
 
+# The activations that the kernels know, by the numbers of `enum activation` of stack.h.
+ACTIVATIONS: dict[type[nn.Module], int] = {nn.ReLU: 0, nn.SiLU: 1, SiLUActivation: 1}
 # Attention modules, norms and linear layers of a layer, by the names of the structure's fields.
 _SELF, _CROSS = "self_attn", "encoder_attn"
 
@@ -66,6 +69,7 @@ class _Source:
         self.numbers.append(self.embed_scale)
         # The embedding is read where it stands, so a change of it need not be noticed, but its place matters.
         self.embedding = None if output is None else stack.embed_tokens.weight.data
+        self.table = None if output is None else self._table(stack)
         self.place: Any = None
         if self.embedding is not None:
             lies_well = laid_out("embed_tokens.weight", self.embedding) is self.embedding
@@ -80,7 +84,14 @@ class _Source:
                 parts[f"{name}_norm"] = self._norm(modules[f"{name}_layer_norm"])
         feed_forward = modules["feed_forward"]._modules
         parts["fc1"], parts["fc2"] = self._linear(feed_forward["fc1"]), self._linear(feed_forward["fc2"])
+        parts["activation"] = ACTIVATIONS.get(type(feed_forward["activation"]), -1)
+        self.numbers.append(parts["activation"])
         return parts
+
+    def _table(self, stack: Any) -> torch.Tensor | None:
+        """Return a table of positions, learned or fixed; None for the formula."""
+        learned = stack._modules.get("embed_positions")
+        return self._add(stack._buffers.get("position_table") if learned is None else learned.weight)
 
     def _attention(self, attention: Any) -> dict[str, Any]:
         modules = attention._modules
@@ -148,6 +159,10 @@ class PackedWeights:
         self._owned: list[torch.Tensor] = []
         self._positions = torch.empty(0)
         self._embedding = torch.empty(0)
+        self._table: torch.Tensor | None = None
+        if source.table is not None:
+            width = self._shape(source.layers[0][_SELF]["q_proj"])[1]
+            self._table = checked("a table of positions", source.table, (None, width), torch.float32).clone()
         first = source.layers[0][_SELF]
         self._widths = first["d_k"], first["d_v"]
         self.is_quantised = isinstance(first["q_proj"][0], tuple)
@@ -244,15 +259,17 @@ class PackedWeights:
         Parameters
         ----------
         stack : Any
-            The stack, with sinusoidal positions.
+            The stack.
         length : int
             How many are needed.
 
         Returns
         -------
         torch.Tensor
-            At least so many rows of d_model numbers.
+            At least so many rows of d_model numbers, or all that a table has.
         """
+        if self._table is not None:
+            return self._table
         positions = self._positions
         if len(positions) < length:
             encoded = stack.encode_positions(torch.arange(length, device="cpu")).to(torch.float32)
@@ -282,6 +299,7 @@ class PackedWeights:
         structure = Layer(
             self_norm=self._norm(layer[f"{_SELF}_norm"]),
             self_scaling=of_self["scaling"],
+            activation=layer["activation"],
             norm=self._norm(layer["feed_forward_norm"]),
             **parts,
         )
