@@ -314,3 +314,22 @@ def test_damaged_weights_are_a_value_error(saved_folder: str, tmp_path: Path) ->
     weights.write_bytes(len(header).to_bytes(8, "little") + header)
     with pytest.raises(ValueError, match="its header cannot be read"):
         VaswaniForConditionalGeneration.from_pretrained(folder)
+
+
+@pytest.mark.parametrize("pad", [0, -1])
+@pytest.mark.parametrize(
+    "options", [{"num_beams": 1}, {"num_beams": 3}, {"num_beams": 3, "length_penalty_form": "power"}]
+)
+def test_minus_one_stands_for_no_end_token(options: dict[str, Any], pad: int) -> None:
+    model = tiny_model().eval()
+    found = []
+    for fast in (True, False):
+        model.set_fast_paths(fast)
+        inputs = torch.tensor([[5, 6, 1], [7, 8, 9]])
+        mask = torch.ones_like(inputs)
+        found.append(
+            model.generate(inputs, attention_mask=mask, eos_token_id=-1, pad_token_id=pad, max_new_tokens=7, **options)
+        )
+    assert found[0].shape == (2, 8)
+    assert torch.equal(*found)
+    assert (found[0] >= 0).all()

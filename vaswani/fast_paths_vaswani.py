@@ -1,9 +1,9 @@
 """The one door to fast paths: decides whether something may be computed another way than by calling every module.
 
 A fast path must give what the modules give. The door is shut by default: it opens only for the exact classes of the
-model's file, as they are written there, with known attributes, plain parameters and no hooks (`fast_paths/known.py` looks
-at that). Whatever it does not know goes through the modules. `explain(model)`, and transformers' log at the level DEBUG,
-say which path is taken and why not a faster one. `VASWANI_FAST_PATHS=0` shuts the door for a process,
+model's file, as they are written there, with known attributes, plain parameters and no hooks (`fast_paths/known.py`
+looks at that). Whatever it does not know goes through the modules. `explain(model)`, and transformers' log at the level
+DEBUG, say which path is taken and why not a faster one. `VASWANI_FAST_PATHS=0` shuts the door for a process,
 `model.set_fast_paths(False)` for a model.
 
 | what          | path    | when                                     | gains                                | tests    |

@@ -59,6 +59,8 @@ FLAGS = (
     "output_logits",
     "return_dict_in_generate",
 )
+# What stands for no token where a field has an id.
+NO_TOKEN = -1
 # Fields with one token id, or with lists of them.
 TOKEN_FIELDS = (
     "pad_token_id",
@@ -189,12 +191,20 @@ def check_token_fields(config: GenerationConfig, vocab_size: int) -> None:
     ------
     ValueError
         If one is not. It names the field, the id and the size of the vocabulary.
+
+    Notes
+    -----
+    As elsewhere in transformers, an `eos_token_id` of -1 stands for no such token; then `pad_token_id` may be -1 too.
     """
+    nothing_ends = all(token_id == NO_TOKEN for token_id in _flattened(config.eos_token_id))
+    may_be_none = {"eos_token_id", "pad_token_id"} if nothing_ends else {"eos_token_id"}
     for name in TOKEN_FIELDS:
         value = getattr(config, name, None)
         if name == "sequence_bias" and value is not None:
             value = list(value) if isinstance(value, dict) else [pair[:1] for pair in value if isinstance(pair, list)]
         for token_id in _flattened(value):
+            if name in may_be_none and type(token_id) is int and token_id == NO_TOKEN:
+                continue
             if not isinstance(token_id, int) or isinstance(token_id, bool) or not 0 <= token_id < vocab_size:
                 raise ValueError(
                     f"{name} has the token id {_short(token_id)}; the vocabulary has {vocab_size} tokens, "
