@@ -9,6 +9,7 @@ from torch.testing import assert_close
 from tests.kernels.reference import Model, ragged_mask
 from tests.kernels.test_encoder import SIZES
 from vaswani.kernels import decoder as decoder_module
+from vaswani.kernels import weights as weights_module
 from vaswani.kernels.decoder import KernelDecoder
 
 START = 1
@@ -66,6 +67,34 @@ def assert_follows(model: Model, beams: int, steps: int, mask: torch.Tensor) -> 
 @pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES.keys())
 def test_steps_agree_with_torch(kernels: Any, threads: int, sizes: dict[str, Any]) -> None:
     assert_follows(Model(**sizes), 3, 4, ragged_mask(7, 1, 9))
+
+
+@pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES.keys())
+def test_few_rows_that_read_weights_in_place_agree(
+    kernels: Any, threads: int, sizes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(weights_module, "DEEP", 1)
+    model = Model(**sizes)
+    decoder, _, _ = started(model, ragged_mask(7), 2)
+    layer = decoder._weights._layers[0]
+    read = (
+        decoder._weights.structure.output,
+        layer.self_output,
+        layer.cross_query,
+        layer.cross_output,
+        layer.fc1,
+        layer.fc2,
+    )
+    assert all(each.in_place and not each.weights for each in read)
+    assert_follows(model, 3, 4, ragged_mask(7, 4))
+    assert_follows(model, 1, 3, ragged_mask(5))
+
+
+def test_many_rows_and_shallow_weights_are_copied(kernels: Any) -> None:
+    for beams, model in ((7, Model(**SIZES["deep"])), (1, Model())):
+        decoder, _, _ = started(model, ragged_mask(7), beams)
+        assert decoder._weights.structure.output.weights
+        assert not decoder._weights.structure.output.in_place
 
 
 @pytest.mark.parametrize("vocabulary", [1, 3, 15, 16, 17, 63, 64, 65, 129, 200])

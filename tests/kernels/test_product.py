@@ -1,5 +1,6 @@
 """Products with packed weights against torch in double precision, with every tail of rows, columns and depth."""
 
+import ctypes
 from typing import Any
 
 import pytest
@@ -7,12 +8,14 @@ import torch
 from torch.nn.functional import linear
 from torch.testing import assert_close
 
+from vaswani.kernels.library import Linear
 from vaswani.kernels.product import (
     _packed_linear,
     _quantised_linear,
     pack,
     pack_quantised,
     packed_linear,
+    padded,
     quantise,
     quantised_linear,
 )
@@ -28,10 +31,22 @@ def assert_product(rows: int, depth: int, columns: int, bias: bool) -> None:
     assert_close(found.double(), expected, rtol=1e-5, atol=2e-6 * (1 + depth**0.5))
 
 
+def assert_in_place(kernels: Any, rows: int, depth: int, columns: int, bias: bool) -> None:
+    inputs, weight, offset = torch.randn(rows, depth), torch.randn(columns, depth), torch.randn(columns)
+    layer = Linear(in_place=weight.data_ptr(), bias=offset.data_ptr() if bias else None, depth=depth, columns=columns)
+    found = torch.full((rows, padded(columns)), float("nan"))
+    threads = torch.get_num_threads()
+    kernels.linear_forward(threads, ctypes.byref(layer), rows, inputs.data_ptr(), depth, found.data_ptr())
+    expected = linear(inputs.double(), weight.double(), offset.double() if bias else None)
+    assert_close(found[:, :columns].double(), expected, rtol=1e-5, atol=2e-6 * (1 + depth**0.5))
+    assert not found[:, columns:].any()
+
+
 def quantised_reference(inputs: torch.Tensor, numbers: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
     """Multiply as torchao defines it: inputs in 255 steps, a row's largest number being 127.5 of them."""
     unit = inputs.abs().amax(-1, keepdim=True).double() / 127.5
-    steps = (inputs * (127.5 / inputs.abs().amax(-1, keepdim=True))).round().clamp(-127, 127).nan_to_num()
+    factor = (127.5 / inputs.abs().amax(-1, keepdim=True)).double()
+    steps = (inputs.double() * factor).round().clamp(-127, 127).nan_to_num()  # the product is rounded only once
     return steps.double() @ numbers.double().t() * scales.double() * unit
 
 
@@ -45,20 +60,24 @@ def assert_quantised(rows: int, depth: int, columns: int) -> None:
 @pytest.mark.parametrize("depth", DEPTHS)
 def test_every_depth_agrees_with_torch(kernels: Any, depth: int) -> None:
     assert_product(7, depth, 40, True)
+    assert_in_place(kernels, 7, depth, 40, True)
     assert_quantised(7, depth, 40)
 
 
 def test_every_tail_of_rows_and_columns_agrees_with_torch(kernels: Any) -> None:
     for rows in (*range(1, 14), 95, 96, 97, 193):
         assert_product(rows, 21, 19, False)
+        assert_in_place(kernels, rows, 21, 19, False)
         assert_quantised(rows, 21, 19)
     for columns in (*range(1, 34), 63, 64, 65, 127, 128, 129):
         assert_product(5, 21, columns, True)
+        assert_in_place(kernels, 5, 21, columns, True)
         assert_quantised(5, 21, columns)
 
 
 def test_blocks_of_rows_and_of_depth_are_crossed_together(kernels: Any, threads: int) -> None:
     assert_product(200, 1100, 150, True)
+    assert_in_place(kernels, 200, 1100, 150, True)
     assert_quantised(200, 1100, 150)
 
 

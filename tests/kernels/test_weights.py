@@ -254,8 +254,64 @@ def test_an_embedding_that_moves_in_the_middle_of_a_call_is_an_error(kernels: An
     decoder = KernelDecoder(model, torch.randn(2, 3, 16), ragged_mask(3, 2), 1)
     decoder.start(torch.ones(2, 1, dtype=torch.long), torch.ones(2, 1))
     model.model.decoder.embed_tokens.weight.untyped_storage().resize_(0)
-    with pytest.raises(RuntimeError, match=r"embed_tokens\.weight was resized"):
+    with pytest.raises(RuntimeError, match="storage of a weight was resized"):
         decoder.advance(torch.tensor([[3], [4]]), torch.zeros(2, 1, dtype=torch.long))
+
+
+# --- weights that are read where they stand
+
+IN_PLACE = ("lm_head.weight", "out_proj.weight", "encoder_attn.q_proj.weight", "fc1.weight", "fc2.weight")
+
+
+@pytest.fixture
+def in_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weights_module, "DEEP", 1)
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
+def test_a_change_of_a_weight_in_place_has_its_effect(kernels: Any, in_place: None, change: Any) -> None:
+    model = Model(widths=(8,))
+    for name, weight in (*model.model.named_parameters(), ("lm_head.weight", model.lm_head.weight)):
+        if weight.ndim == 1 and change is CHANGES["data, not contiguous"]:
+            continue
+        before = PackedWeights.of(model.model.decoder, model.lm_head, in_place=True)
+        change(weight)
+        assert_computes_as_torch(model)
+        is_kept = PackedWeights.of(model.model.decoder, model.lm_head, in_place=True) is before
+        moves = change in (CHANGES["data"], CHANGES["data, not contiguous"])
+        assert is_kept == (name.endswith(("embed_tokens.weight", *IN_PLACE)) and not moves), name
+
+
+def test_a_running_decoder_keeps_what_it_reads_in_place(kernels: Any, in_place: None) -> None:
+    test_a_running_decoder_survives_what_happens_to_its_model(kernels)
+
+
+@pytest.mark.parametrize("name", ["lm_head", "model.decoder.layers.0.feed_forward.fc2"])
+def test_a_weight_in_place_that_moves_in_the_middle_of_a_call_is_an_error(
+    kernels: Any, in_place: None, name: str
+) -> None:
+    model = Model()
+    decoder = KernelDecoder(model, torch.randn(2, 3, 16), ragged_mask(3, 2), 1)
+    states = decoder.start(torch.ones(2, 1, dtype=torch.long), torch.ones(2, 1))
+    model.get_submodule(name).weight.untyped_storage().resize_(0)
+    zeros = torch.zeros(2, 1, dtype=torch.long)
+    for call in (
+        lambda: decoder.logits(states),
+        lambda: decoder.best_continuations(states, zeros.double(), 1, []),
+        lambda: decoder.advance(zeros, zeros),
+    ):
+        with pytest.raises(RuntimeError, match="storage of a weight was resized"):
+            call()
+
+
+def test_quantised_weights_are_never_read_in_place(kernels: Any, in_place: None) -> None:
+    quantization = pytest.importorskip("torchao.quantization")
+    model = Model(d_model=32, widths=(64,))
+    quantization.quantize_(model.model, quantization.Int8DynamicActivationInt8WeightConfig())
+    weights = PackedWeights.of(model.model.decoder, model.lm_head, in_place=True)
+    assert weights.structure.output.quantised
+    model.lm_head.weight.data.neg_()
+    assert PackedWeights.of(model.model.decoder, model.lm_head, in_place=True) is not weights
 
 
 def test_weights_at_odd_addresses_are_copied(kernels: Any) -> None:

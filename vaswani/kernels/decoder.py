@@ -10,6 +10,8 @@ from .library import failure
 from .weights import PackedWeights
 from .workspace import CallWorkspace
 
+# Rows of a step that read weights as fast where torch has them as from packed copies.
+FEW_ROWS = 6
 # Tokens of a beam for which the caches have memory at first; they double when they are full.
 FIRST_LENGTH = 32
 
@@ -41,7 +43,8 @@ class KernelDecoder:
             raise ValueError(f"num_beams is {num_beams}; it must be at least 1.")
         self._kernels = kernels()
         self._stack = model.model.decoder
-        self._weights = weights = PackedWeights.of(self._stack, model.lm_head)
+        in_place = len(encoder_hidden_states) * num_beams <= FEW_ROWS
+        self._weights = weights = PackedWeights.of(self._stack, model.lm_head, in_place)
         self.vocab_size = int(weights.structure.output.columns)
         shape = None, None, weights.structure.d_model
         encoded = checked("encoder_hidden_states", encoder_hidden_states.detach(), shape, torch.float32)
@@ -123,7 +126,7 @@ class KernelDecoder:
         if self._slots_in_use + beams > self._slots:
             self._make_slots(max(2 * self._slots, self._slots_in_use + beams))
         pointers = self._chosen.data_ptr(), tokens.data_ptr(), parents.data_ptr()
-        self._weights.check_embedding()
+        self._weights.check_places()
         if self._kernels.decode_step(self._weights.pointer, self._work.pointer, sequences, beams, *pointers):
             raise failure()
         self._slots_in_use += beams
@@ -224,6 +227,7 @@ class KernelDecoder:
 
     def _set_states(self, states: torch.Tensor) -> int:
         """Copy states into the workspace, unless they are its own, and return how many there are."""
+        self._weights.check_places()
         states = checked("states", states, (None, self._states.shape[1]), torch.float32)
         rows = states.shape[0]
         if rows > self._states.shape[0]:

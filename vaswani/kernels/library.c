@@ -73,7 +73,7 @@ static const struct entry layout[] = {
     {"INSTRUCTIONS", 2},
 #endif
     SIZE(linear), FIELD(linear, weights), FIELD(linear, bias), FIELD(linear, quantised), FIELD(linear, scales),
-    FIELD(linear, sums), FIELD(linear, depth), FIELD(linear, columns),
+    FIELD(linear, sums), FIELD(linear, in_place), FIELD(linear, depth), FIELD(linear, columns),
     SIZE(quantised_rows), FIELD(quantised_rows, numbers), FIELD(quantised_rows, scales),
     SIZE(norm), FIELD(norm, weight), FIELD(norm, bias), FIELD(norm, eps),
     SIZE(layer), FIELD(layer, self_input), FIELD(layer, self_output), FIELD(layer, self_norm),

@@ -32,7 +32,7 @@ def _fields(kind: Any, names: str) -> list[tuple[str, Any]]:
 class Linear(ctypes.Structure):
     """A linear layer, or several with the same input: `struct linear` of product.h."""
 
-    _fields_ = [*_fields(c_void_p, "weights bias quantised scales sums"), *_fields(c_int64, "depth columns")]
+    _fields_ = [*_fields(c_void_p, "weights bias quantised scales sums in_place"), *_fields(c_int64, "depth columns")]
 
 
 class QuantisedRows(ctypes.Structure):

@@ -21,6 +21,7 @@ struct linear {
     const int8_t *quantised;     /* instead of `weights`: (columns / PANEL, depth / BYTES, PANEL, BYTES) */
     const float *scales;         /* (columns padded): what a unit of `quantised` is worth */
     const int32_t *sums;         /* (columns padded): 128 times the sum of each column of `quantised` */
+    const float *in_place;       /* instead of `weights`: (columns, depth), where torch has them */
     int64_t depth, columns;
 };
 

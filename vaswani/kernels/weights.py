@@ -21,6 +21,8 @@ from .product import pack, pack_quantised, padded, quantise
 
 # The activations that the kernels know, by the numbers of `enum activation` of stack.h.
 ACTIVATIONS: dict[type[nn.Module], int] = {nn.ReLU: 0, nn.SiLU: 1, SiLUActivation: 1}
+# Inputs of a weight from which on summing up the lanes of a register is little of the work.
+DEEP = 256
 # Attention modules, norms and linear layers of a layer, by the names of the structure's fields.
 _SELF, _CROSS = "self_attn", "encoder_attn"
 
@@ -51,6 +53,22 @@ def is_quantised(weight: torch.Tensor) -> bool:
     return is_by_row and is_symmetric
 
 
+def is_deep(weight: torch.Tensor) -> bool:
+    """Tell whether a weight is so deep that few rows read it as fast where torch has it as from a packed copy.
+
+    Parameters
+    ----------
+    weight : torch.Tensor
+        The weight of a linear layer.
+
+    Returns
+    -------
+    bool
+        Whether it has 256 inputs or more, in single precision.
+    """
+    return weight.dtype == torch.float32 and weight.ndim == 2 and weight.shape[1] >= DEEP
+
+
 class _Source:
     """The modules of a stack at one moment: tensors that share the parameters' memory, and numbers.
 
@@ -58,32 +76,34 @@ class _Source:
     is read stays alive with this object.
     """
 
-    def __init__(self, stack: Any, output: nn.Linear | None) -> None:
+    def __init__(self, stack: Any, output: nn.Linear | None, in_place: bool = False) -> None:
         self.tensors: list[torch.Tensor] = []
+        # What is read where it stands: a change of it need not be noticed, but its place matters.
+        self.places: list[tuple[int, torch.Size]] = []
+        self._in_place = in_place
         self.numbers: list[float] = []
         self._config: Any = None
         self._widths = 0, 0
         self.layers = [self._layer(layer._modules) for layer in stack._modules["layers"]._modules.values()]
-        self.output = None if output is None else self._linear(output)
+        self.output = None if output is None else self._linear(output, is_alone=True)
         self.embed_scale = float(stack.embed_scale)
         self.numbers.append(self.embed_scale)
-        # The embedding is read where it stands, so a change of it need not be noticed, but its place matters.
         self.embedding = None if output is None else stack.embed_tokens.weight.data
         self.table = None if output is None else self._table(stack)
-        self.place: Any = None
         if self.embedding is not None:
             lies_well = laid_out("embed_tokens.weight", self.embedding) is self.embedding
             if self.embedding.dtype != torch.float32 or not lies_well:
                 self._add(self.embedding)  # it is copied, so a change of it has to be noticed
-            self.place = self.embedding.data_ptr(), self.embedding.shape
+            self.places.append((self.embedding.data_ptr(), self.embedding.shape))
 
     def _layer(self, modules: dict[str, Any]) -> dict[str, Any]:
-        parts: dict[str, Any] = {name: self._attention(modules[name]) for name in (_SELF, _CROSS) if name in modules}
+        names = (_SELF, _CROSS)
+        parts: dict[str, Any] = {name: self._attention(modules[name], name) for name in names if name in modules}
         for name in (_SELF, _CROSS, "feed_forward"):
             if name in modules:
                 parts[f"{name}_norm"] = self._norm(modules[f"{name}_layer_norm"])
         feed_forward = modules["feed_forward"]._modules
-        parts["fc1"], parts["fc2"] = self._linear(feed_forward["fc1"]), self._linear(feed_forward["fc2"])
+        parts["fc1"], parts["fc2"] = (self._linear(feed_forward[name], is_alone=True) for name in ("fc1", "fc2"))
         parts["activation"] = ACTIVATIONS.get(type(feed_forward["activation"]), -1)
         self.numbers.append(parts["activation"])
         return parts
@@ -93,7 +113,7 @@ class _Source:
         learned = stack._modules.get("embed_positions")
         return self._add(stack._buffers.get("position_table") if learned is None else learned.weight)
 
-    def _attention(self, attention: Any) -> dict[str, Any]:
+    def _attention(self, attention: Any, name: str) -> dict[str, Any]:
         modules = attention._modules
         if attention.config is not self._config:  # layers share it, and reading it is slow
             self._config = attention.config
@@ -101,7 +121,9 @@ class _Source:
         d_k, d_v = self._widths
         scaling = float(attention.scaling)
         self.numbers += (scaling, d_k, d_v)
-        linears = {name: self._linear(modules[name]) for name in ("q_proj", "k_proj", "v_proj", "out_proj")}
+        alone = ("q_proj", "out_proj") if name == _CROSS else ("out_proj",)  # others are joined in one product
+        names = ("q_proj", "k_proj", "v_proj", "out_proj")
+        linears = {each: self._linear(modules[each], each in alone) for each in names}
         return {"scaling": scaling, "d_k": d_k, "d_v": d_v, **linears}
 
     def _norm(self, norm: Any) -> tuple[Any, Any, float]:
@@ -109,13 +131,17 @@ class _Source:
         weight, bias = norm._parameters["weight"], norm._parameters["bias"]
         return self._add(weight), self._add(bias), float(norm.eps)
 
-    def _linear(self, linear: Any) -> tuple[Any, Any]:
-        """Return the weight, or its numbers and scales, and the bias."""
+    def _linear(self, linear: Any, is_alone: bool) -> tuple[Any, Any, bool]:
+        """Return the weight, or its numbers and scales, the bias, and whether the weight is read where it stands."""
         parameters = linear._parameters
         weight, bias = parameters["weight"], self._add(parameters["bias"])
         if is_quantised(weight):
-            return (self._add(weight.qdata), self._add(weight.scale)), bias
-        return self._add(weight), bias
+            return (self._add(weight.qdata), self._add(weight.scale)), bias, False
+        data = weight.data
+        if self._in_place and is_alone and is_deep(data) and laid_out("a weight", data) is data:
+            self.places.append((data.data_ptr(), data.shape))
+            return data, bias, True
+        return self._add(weight), bias, False
 
     def _add(self, tensor: torch.Tensor | None) -> torch.Tensor | None:
         if tensor is None:
@@ -135,7 +161,7 @@ class _Source:
         )
         hashed = kernels().fingerprint(torch.get_num_threads(), _SECRET, count, addresses, sizes)
         kinds = [(each.shape, each.dtype) for each in contiguous]
-        return hashed, self.place, self.numbers, kinds
+        return hashed, self.places, self.numbers, kinds
 
 
 class PackedWeights:
@@ -158,7 +184,7 @@ class PackedWeights:
         self._state = source.state()
         self._owned: list[torch.Tensor] = []
         self._positions = torch.empty(0)
-        self._embedding = torch.empty(0)
+        self._places: list[tuple[torch.Tensor, int]] = []
         self._table: torch.Tensor | None = None
         if source.table is not None:
             width = self._shape(source.layers[0][_SELF]["q_proj"])[1]
@@ -186,8 +212,7 @@ class PackedWeights:
             self.structure.output = self._linear("lm_head", d_model, None, source.output)
             embedding = checked("embed_tokens.weight", source.embedding.float(), (None, d_model), torch.float32)
             self.structure.embeddings = len(embedding)
-            self.structure.embedding = self._own(embedding)
-            self._embedding = embedding
+            self.structure.embedding = self._own_in_place(embedding)
         self.pointer = ctypes.byref(self.structure)
         keys, values = self._heads * d_k, self._heads * first["d_v"]
         # The widest rows of a workspace: of products, and of what is quantised.
@@ -195,7 +220,7 @@ class PackedWeights:
         self.deepest = max(padded(self.d_ff), padded(d_model), padded(values))
 
     @classmethod
-    def of(cls, stack: Any, output: nn.Linear | None = None) -> "PackedWeights":
+    def of(cls, stack: Any, output: nn.Linear | None = None, in_place: bool = False) -> "PackedWeights":
         """Return the copies that are kept for a stack, made anew where its weights changed.
 
         Parameters
@@ -204,6 +229,8 @@ class PackedWeights:
             An encoder or a decoder, with layers like those of the paper's model.
         output : nn.Linear | None, default=None
             The output embedding of a decoder.
+        in_place : bool, default=False
+            Whether deep weights shall be read where torch has them instead of being copied: as fast for few rows.
 
         Returns
         -------
@@ -212,46 +239,55 @@ class PackedWeights:
 
         Notes
         -----
-        All weights are read, and hashed, in every call: whatever changed them, not even a bit goes unnoticed.
+        All weights that are copied are read, and hashed, in every call: whatever changed them, not even a bit goes
+        unnoticed. For few rows of a large model that would take a twentieth of the time, hence `in_place`.
 
         Raises
         ------
         RuntimeError
             If another thread keeps changing the weights while they are copied.
         """
-        state = _Source(stack, output).state()
-        kept = _kept.get(stack)
+        in_place = in_place and output is not None and is_deep(output.weight) and not cls._is_quantised(stack)
+        state = _Source(stack, output, in_place).state()
+        kept = _kept.get(stack, {}).get(in_place)
         if kept is not None and kept._state == state:
             return kept
         with _lock:
-            kept = _kept.get(stack)
+            of_stack = _kept.setdefault(stack, {})
+            kept = of_stack.get(in_place)
             if kept is None or kept._state != state:
-                _kept.pop(stack, None)  # free the old copies first
-                kept = _kept[stack] = cls._copy(stack, output)
+                of_stack.pop(in_place, None)  # free the old copies first
+                kept = of_stack[in_place] = cls._copy(stack, output, in_place)
         return kept
 
+    @staticmethod
+    def _is_quantised(stack: Any) -> bool:
+        """Tell whether a stack's products are quantised, which all follow the first."""
+        return is_quantised(stack._modules["layers"][0].self_attn.q_proj._parameters["weight"])
+
     @classmethod
-    def _copy(cls, stack: Any, output: nn.Linear | None) -> "PackedWeights":
+    def _copy(cls, stack: Any, output: nn.Linear | None, in_place: bool) -> "PackedWeights":
         """Copy weights that are the same before and after: another thread may be changing them."""
         for _ in range(_ATTEMPTS):
-            copies = cls(_Source(stack, output))
-            if _Source(stack, output).state() == copies._state:
+            copies = cls(_Source(stack, output, in_place))
+            if _Source(stack, output, in_place).state() == copies._state:
                 return copies
         raise RuntimeError(
             f"The weights of {type(stack).__name__} changed during each of {_ATTEMPTS} attempts to copy them. "
             "Another thread changes them: let it finish first, or give each thread a model of its own."
         )
 
-    def check_embedding(self) -> None:
-        """Check before a step that the embedding, which is read where it stands, still stands there.
+    def check_places(self) -> None:
+        """Check before a step that what is read where it stands still stands there.
 
         Raises
         ------
         RuntimeError
             If its storage was made smaller or moved in the middle of a call.
         """
-        if self._embedding.data_ptr() != self.structure.embedding:
-            raise RuntimeError("The storage of embed_tokens.weight was resized while the model translated.")
+        for tensor, place in self._places:
+            if tensor.data_ptr() != place:
+                raise RuntimeError("The storage of a weight was resized while the model translated.")
 
     def positions(self, stack: Any, length: int) -> torch.Tensor:
         """Return encoded positions.
@@ -308,14 +344,14 @@ class PackedWeights:
             structure.cross_scaling = layer[_CROSS]["scaling"]
         return structure
 
-    def _linear(self, name: str, depth: int, columns: list[int] | None, *layers: tuple[Any, Any]) -> Linear:
+    def _linear(self, name: str, depth: int, columns: list[int] | None, *layers: tuple[Any, Any, bool]) -> Linear:
         """Join layers with the same input in one product; `columns` are how many outputs each must have."""
         sizes = [self._shape(layer)[0] for layer in layers] if columns is None else columns
         total = sum(sizes)
         structure = Linear(depth=depth, columns=total)
         missing = (0, padded(total) - total)
         weights = []
-        for (weight, _), size in zip(layers, sizes, strict=True):
+        for (weight, _, _), size in zip(layers, sizes, strict=True):
             if isinstance(weight, tuple) and not self.is_quantised:
                 raise ValueError(f"{name} is quantised, other layers of the stack are not.")
             if isinstance(weight, tuple):
@@ -331,19 +367,21 @@ class PackedWeights:
             structure.quantised = self._own(packed)
             structure.scales = self._own(nn.functional.pad(scales, missing))
             structure.sums = self._own(sums)
+        elif len(layers) == 1 and layers[0][2]:
+            structure.in_place = self._own_in_place(weights[0][0])
         else:
             structure.weights = self._own(pack(torch.cat([weight for weight, _ in weights])))
-        if any(bias is not None for _, bias in layers):
+        if any(bias is not None for _, bias, _ in layers):
             biases = [
                 torch.zeros(size, dtype=torch.float32) if bias is None else bias
-                for (_, bias), size in zip(layers, sizes, strict=True)
+                for (_, bias, _), size in zip(layers, sizes, strict=True)
             ]
             biases = [checked(f"bias of {name}", b, (n,), torch.float32) for b, n in zip(biases, sizes, strict=True)]
             structure.bias = self._own(torch.cat(biases).clone())
         return structure
 
     @staticmethod
-    def _shape(layer: tuple[Any, Any]) -> tuple[int, int]:
+    def _shape(layer: tuple[Any, Any, bool]) -> tuple[int, int]:
         weight = layer[0][0] if isinstance(layer[0], tuple) else layer[0]
         if weight.ndim != 2:
             raise ValueError(
@@ -366,11 +404,16 @@ class PackedWeights:
         self._owned.append(tensor)
         return tensor.data_ptr()
 
+    def _own_in_place(self, tensor: torch.Tensor) -> int:
+        self._places.append((tensor, tensor.data_ptr()))
+        return tensor.data_ptr()
+
 
 # How often weights that another thread is changing are copied again.
 _ATTEMPTS = 10
 _SECRET = secrets.randbits(64)
 _lock = threading.RLock()
-_kept: "WeakKeyDictionary[nn.Module, PackedWeights]" = WeakKeyDictionary()
+# For each stack, what is kept of it with weights in place and without.
+_kept: "WeakKeyDictionary[nn.Module, dict[bool, PackedWeights]]" = WeakKeyDictionary()
 
 __all__ = ["PackedWeights", "is_quantised"]
