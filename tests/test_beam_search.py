@@ -165,6 +165,15 @@ def test_renormalisation_leaves_out_likely_tokens_of_any_block(words: int, path:
         assert_equal(*both(model, path, padded(sources(3)), {**options, "num_return_sequences": 3}))
 
 
+@pytest.mark.parametrize("early_stopping", [False, "never"])
+@pytest.mark.parametrize("length_penalty", [-2.0, -1.0, -0.5, 0.0, 1.0, 2.0])
+def test_searches_are_over_when_those_of_transformers_are(length_penalty: float, early_stopping: object) -> None:
+    for seed in range(8):
+        options = {"num_beams": 2, "num_return_sequences": 2, "max_length": 40, "length_penalty": length_penalty}
+        model = eager_model(seed, ending=2.0)
+        assert_equal(*both(model, "torch", padded(sources(seed)), {**options, "early_stopping": early_stopping}))
+
+
 @pytest.mark.parametrize("path", FAST)
 @pytest.mark.parametrize("beyond", [0, 1, 4])
 def test_each_sequence_has_a_limit_of_its_own(beyond: int, path: str) -> None:

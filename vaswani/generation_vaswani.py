@@ -338,7 +338,7 @@ class VaswaniGenerationMixin(GenerationMixin):
         decoders = [_decoder_of(model, arguments, generation_config, synced_gpus) for model, arguments in members]
         is_simple = all(type(processor) in MINIMUM_LENGTHS for processor in logits_processor)
         rules = _papers_rules(generation_config, stopping_criteria, logits_processor if is_simple else ())
-        pad = int(generation_config._pad_token_tensor)
+        pad = _pad_of(generation_config)
         search = BeamSearch(
             decoders,
             searches,
@@ -471,7 +471,7 @@ def _fast_search(
         return None
     prompt, prompt_mask = _prompt_of(input_ids, arguments, beams)
     searches = _searches(PaperSearch if beams == 1 else TransformersSearch, prompt_mask, criteria, config)
-    pad = int(config._pad_token_tensor) if beams == 1 else _fill_of(config)
+    pad = _pad_of(config) if beams == 1 else _fill_of(config)
     search = BeamSearch(
         [decoder],
         searches,
@@ -516,13 +516,17 @@ def _prompt_of(input_ids: torch.Tensor, arguments: dict[str, Any], beams: int) -
 def _papers_rules(config: Any, criteria: StoppingCriteriaList, processors: Sequence[Any]) -> TokenRules:
     """Return the rules of the paper's search: padding and start tokens are never produced."""
     endings = endings_of(criteria)
-    never = {int(config._pad_token_tensor), *config._decoder_start_token_tensor.flatten().tolist()} - endings
+    never = {_pad_of(config), *config._decoder_start_token_tensor.flatten().tolist()} - endings
     return TokenRules(endings, sorted(never), min_columns_of(processors))
+
+
+def _pad_of(config: Any) -> int:
+    return int(config._pad_token_tensor)
 
 
 def _fill_of(config: Any) -> int:
     """Return what transformers' beam search pads its output with: padding, but the first end token where that is 0."""
-    return int(config._pad_token_tensor) or int(config._eos_token_tensor.flatten()[0])
+    return _pad_of(config) or int(config._eos_token_tensor.flatten()[0])
 
 
 def _searches(

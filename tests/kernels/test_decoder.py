@@ -47,7 +47,7 @@ def assert_follows(model: Model, beams: int, steps: int, mask: torch.Tensor) -> 
             found = decoder.best_continuations(states, scores, count, banned, renormalise)
             totals = expected.log_softmax(-1)
             totals[:, [token for token in banned if token < decoder.vocab_size]] = float("-inf")
-            if renormalise and decoder.vocab_size > 3:
+            if renormalise and decoder.vocab_size > 1:
                 totals = totals.log_softmax(-1)
             totals = (totals.unflatten(0, (-1, queries)) + scores.unsqueeze(-1)).flatten(1)
             wanted = totals.topk(min(count, totals.shape[1]))
