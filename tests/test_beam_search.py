@@ -148,8 +148,6 @@ def test_options_of_converted_models_mean_what_they_mean_in_transformers(
 @pytest.mark.parametrize("path", FAST)
 @pytest.mark.parametrize("options", SHAPES.values(), ids=SHAPES.keys())
 def test_every_shape_of_model_is_searched_as_in_transformers(options: dict[str, object], path: str) -> None:
-    if path == "kernels" and "position_encoding" in options:
-        pytest.skip("kernels have no learned positions")
     assert_equal(*both(eager_model(2, 2.0, **options), path, padded(sources(2)), MARIAN))
 
 
