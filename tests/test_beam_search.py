@@ -227,6 +227,16 @@ def test_random_searches_end_in_every_way(monkeypatch: pytest.MonkeyPatch) -> No
     assert {("passes over a low candidate", True), ("replaces", True), *early} <= seen
 
 
+@pytest.mark.parametrize("length_penalty", [-1.0, 0.0, 2.0])
+def test_never_asks_for_the_length_that_is_best(length_penalty: float) -> None:
+    # With a negative exponent a long hypothesis is worse, and that of now counts.
+    search = TransformersSearch(0, 20, 2, 2, length_penalty, "never", farthest=20)
+    search.take([(-1.0, 0, 5, False), (-3.0, 0, 1, True), (-3.5, 0, 6, False)])
+    search.take([(-1.2, 0, 6, False), (-3.4, 0, 1, True), (-4.0, 1, 7, False)])
+    assert len(search.finished) == 2
+    assert not search.is_over
+
+
 # --- what is left to transformers
 
 
