@@ -1,4 +1,4 @@
-"""The paper's beam search: hypotheses, the decoding steps through the model's `forward`, and the search of a batch.
+"""Beam search, the paper's and that of transformers: hypotheses, plain decoding steps, and the search of a batch.
 
 Dimension letters in shape comments: B batch, W beams, R = B W rows, T target length, V vocabulary.
 """
@@ -14,6 +14,7 @@ import torch
 from transformers.generation import LogitsProcessorList, StoppingCriteriaList
 
 from .generation_checks_vaswani import LARGEST_EXPONENT, check_probabilities
+from .search_rules_vaswani import TokenRules
 
 
 def gnmt_penalty(length: int, length_penalty: float) -> float:
@@ -64,6 +65,8 @@ class Hypothesis:
 class SequenceSearch:
     """The search for one sequence of a batch: its open beams, step by step, and the finished hypotheses.
 
+    Its subclasses say which hypotheses finish, how they are scored and when the search is over.
+
     Parameters
     ----------
     length : int
@@ -76,8 +79,8 @@ class SequenceSearch:
         Number of hypotheses to return.
     length_penalty : float
         Exponent of the length penalty.
-    ends_when_full : bool
-        Whether to end as soon as there are as many finished hypotheses as beams (`early_stopping=True`).
+    early_stopping : bool | str
+        True ends as soon as there are as many finished hypotheses as beams.
     finished : list[Hypothesis]
         Hypotheses that have ended, best first.
     unfinished : list[Hypothesis]
@@ -93,44 +96,24 @@ class SequenceSearch:
     num_beams: int
     num_return_sequences: int
     length_penalty: float
-    ends_when_full: bool
+    early_stopping: bool | str
     finished: list[Hypothesis] = field(default_factory=list)
     unfinished: list[Hypothesis] = field(default_factory=list)
     steps: list[list[tuple[float, int, int]]] = field(default_factory=list)
     is_over: bool = False
 
     def take(self, candidates: list[tuple[float, int, int, bool]]) -> None:
-        """Finish every candidate that ends, keep the best others open, and see whether the search is over.
+        """Finish candidates that end, keep the best others open, and see whether the search is over.
 
         Parameters
         ----------
         candidates : list[tuple[float, int, int, bool]]
             The best continuations, best first: log-probability, parent, token, and whether it ends there.
         """
-        self.length += 1
-        penalty = gnmt_penalty(self.length, self.length_penalty)
-        still_open: list[tuple[float, int, int]] = []
-        for log_prob, parent, token, ends in candidates:  # best first
-            if log_prob == float("-inf"):
-                break
-            if ends:
-                ended = Hypothesis(log_prob / penalty, len(self.steps), parent, token)
-                bisect.insort(self.finished, ended, key=lambda hypothesis: -hypothesis.score)
-            elif len(still_open) < self.num_beams:
-                still_open.append((log_prob, parent, token))
+        raise NotImplementedError
 
-        if self.length == self.limit:
-            self.unfinished = [Hypothesis(log_prob / penalty, len(self.steps), *rest) for log_prob, *rest in still_open]
-        self.steps.append(still_open)
-        self.is_over = self.length == self.limit or not still_open or self._is_decided(still_open[0][0])
-
-    def _is_decided(self, best_open: float) -> bool:
-        if self.ends_when_full and len(self.finished) >= self.num_beams:
-            return True
-        if len(self.finished) < self.num_return_sequences:
-            return False
-        most_favourable = max(gnmt_penalty(length, self.length_penalty) for length in (self.length + 1, self.limit))
-        return self.finished[self.num_return_sequences - 1].score >= best_open / most_favourable
+    def _finish(self, hypothesis: Hypothesis) -> None:
+        bisect.insort(self.finished, hypothesis, key=lambda hypothesis: -hypothesis.score)
 
     def best(self) -> list[Hypothesis]:
         """Choose the hypotheses to return.
@@ -164,6 +147,92 @@ class SequenceSearch:
             tokens.append(token)
             parents.append(parent)
         return tokens[::-1], parents[::-1]
+
+
+class PaperSearch(SequenceSearch):
+    """The paper's search for one sequence: every candidate that ends finishes a hypothesis; GNMT's length penalty."""
+
+    def take(self, candidates: list[tuple[float, int, int, bool]]) -> None:
+        """Finish every candidate that ends, keep the best others open, and see whether the search is over.
+
+        Parameters
+        ----------
+        candidates : list[tuple[float, int, int, bool]]
+            The best continuations, best first: log-probability, parent, token, and whether it ends there.
+        """
+        self.length += 1
+        penalty = gnmt_penalty(self.length, self.length_penalty)
+        still_open: list[tuple[float, int, int]] = []
+        for log_prob, parent, token, ends in candidates:  # best first
+            if log_prob == float("-inf"):
+                break
+            if ends:
+                self._finish(Hypothesis(log_prob / penalty, len(self.steps), parent, token))
+            elif len(still_open) < self.num_beams:
+                still_open.append((log_prob, parent, token))
+
+        if self.length == self.limit:
+            self.unfinished = [Hypothesis(log_prob / penalty, len(self.steps), *rest) for log_prob, *rest in still_open]
+        self.steps.append(still_open)
+        self.is_over = self.length == self.limit or not still_open or self._is_decided(still_open[0][0])
+
+    def _is_decided(self, best_open: float) -> bool:
+        if self.early_stopping is True and len(self.finished) >= self.num_beams:
+            return True
+        if len(self.finished) < self.num_return_sequences:
+            return False
+        most_favourable = max(gnmt_penalty(length, self.length_penalty) for length in (self.length + 1, self.limit))
+        return self.finished[self.num_return_sequences - 1].score >= best_open / most_favourable
+
+
+@dataclass
+class TransformersSearch(SequenceSearch):
+    """The search of transformers for one sequence, with its length penalty |Y|^length_penalty.
+
+    What differs from the paper's: a candidate finishes a hypothesis only if it is among the `num_beams` best, and so do
+    those that are open at the limit. As many hypotheses as beams are kept, and a better one replaces the worst. The
+    search is over when all are there and the best open beam would not win with the number of tokens that it has now,
+    or, with `early_stopping="never"`, with the most that it may have. Forced tokens are part of no score and no length.
+
+    Parameters
+    ----------
+    farthest : int, default=0
+        Number of tokens after the prompt that a hypothesis of the batch may have.
+    """
+
+    farthest: int = 0
+
+    def take(self, candidates: list[tuple[float, int, int, bool]]) -> None:
+        """Finish the best candidates that end, keep the best others open, and see whether the search is over.
+
+        Parameters
+        ----------
+        candidates : list[tuple[float, int, int, bool]]
+            The best continuations, best first: log-probability, parent, token, and whether it ends there.
+        """
+        self.length += 1
+        length = len(self.steps) + 1
+        penalty = length**self.length_penalty
+        still_open: list[tuple[float, int, int]] = []
+        for rank, (log_prob, parent, token, ends) in enumerate(candidates):  # best first
+            if log_prob == float("-inf"):
+                break
+            if ends or self.length == self.limit:
+                if rank < self.num_beams:
+                    self._finish(Hypothesis(log_prob / penalty, len(self.steps), parent, token))
+            elif len(still_open) < self.num_beams:
+                still_open.append((log_prob, parent, token))
+
+        del self.finished[self.num_beams :]
+        self.steps.append(still_open)
+        self.is_over = not still_open or self._is_decided(still_open[0][0], length)
+
+    def _is_decided(self, best_open: float, length: int) -> bool:
+        if len(self.finished) < self.num_beams:
+            return False
+        if self.early_stopping == "never" and self.length_penalty > 0:
+            length = self.farthest
+        return self.early_stopping is True or best_open / length**self.length_penalty <= self.finished[-1].score
 
 
 class StepDecoder:
@@ -276,7 +345,7 @@ class StepDecoder:
         return values, columns
 
     def best_continuations(
-        self, states: torch.Tensor, scores: torch.Tensor, count: int, banned: list[int]
+        self, states: torch.Tensor, scores: torch.Tensor, count: int, banned: list[int], renormalise: bool = False
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Find the most probable continuations of each sequence by one token.
 
@@ -290,13 +359,18 @@ class StepDecoder:
             How many continuations to find for each sequence.
         banned : list[int]
             Tokens that none of them may have.
+        renormalise : bool, default=False
+            Whether the probabilities of the other tokens shall add up to 1.
 
         Returns
         -------
         tuple[torch.Tensor, torch.Tensor, torch.Tensor]
             Log-probability, beam and token, best first, each of shape (batch, count).
         """
-        values, tokens = self.top_k(self.logits(states).log_softmax(dim=-1), count + len(banned))
+        logits = self.logits(states)
+        if renormalise and banned:
+            logits = logits.index_fill(1, torch.tensor(banned, device=logits.device), float("-inf"))
+        values, tokens = self.top_k(logits.log_softmax(dim=-1), count + len(banned))
         return best_of_beams(values, tokens, scores, count, banned)
 
 
@@ -444,12 +518,8 @@ class BeamSearch:
         How many continuations of each sequence are looked at in each step.
     pad : int
         The padding token.
-    banned : list[int]
-        Tokens that are never produced.
-    endings : set[int]
-        Tokens that end a hypothesis.
-    min_columns : int
-        Number of columns, start token included, before which no hypothesis ends.
+    rules : TokenRules
+        Which tokens may be produced, and which end a hypothesis.
     processors : LogitsProcessorList
         Processors of log-probabilities.
     criteria : StoppingCriteriaList
@@ -467,9 +537,7 @@ class BeamSearch:
         prompt: torch.Tensor,
         count: int,
         pad: int,
-        banned: list[int],
-        endings: set[int],
-        min_columns: int,
+        rules: TokenRules,
         processors: LogitsProcessorList,
         criteria: StoppingCriteriaList,
         output_scores: bool,
@@ -482,9 +550,7 @@ class BeamSearch:
         self._places = list(range(len(searches)))  # which sequence stands at each place of the decoders
         self._columns = prompt.shape[1]
         self._pad = pad
-        self._banned = banned
-        self._endings = endings
-        self._min_columns = min_columns
+        self._rules = rules
         self._processors: Any = processors
         self._criteria = criteria
         self._sequences = prompt.unsqueeze(1).expand(-1, self._beams, -1)  # (B, W, T)
@@ -548,11 +614,12 @@ class BeamSearch:
 
     def _best_continuations(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return log P, parent and token (B, count) of the best continuations of each sequence."""
-        banned = self._banned
-        if self._columns < self._min_columns:
-            banned = sorted({*banned, *self._endings})
+        banned = self._rules.banned_after(self._columns)
+        if self._columns in self._rules.forced:
+            return self._forced_continuations(self._rules.forced[self._columns])
         if self._asks_decoder:
-            return self._decoders[0].best_continuations(self._states[0], self._scores, self._count, banned)
+            options = (self._count, banned, self._rules.renormalise)
+            return self._decoders[0].best_continuations(self._states[0], self._scores, *options)
         count = self._count + len(banned)
         if self._processors or self._keeps_steps:
             values, tokens = self._best_processed_tokens(self._scores.shape[1], count)
@@ -560,6 +627,12 @@ class BeamSearch:
             log_probs = mean_log_probs([each.log_softmax(dim=-1) for each in self._all_logits()])
             values, tokens = self._decoders[0].top_k(log_probs, count)
         return best_of_beams(values, tokens, self._scores, self._count, banned)
+
+    def _forced_continuations(self, token: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return each open beam (B, beams) with one token of the probability 1; the beams are sorted already."""
+        self._check_logits()
+        parents = torch.arange(self._scores.shape[1], device=self._scores.device).expand(self._scores.shape)
+        return self._scores, parents, torch.full_like(parents, token)
 
     def _check_logits(self) -> None:
         """Refuse NaN; that processors and banned tokens leave nothing is allowed."""
@@ -599,7 +672,7 @@ class BeamSearch:
 
     def _which_end(self, parents: torch.Tensor, tokens: torch.Tensor, listed: list[list[int]]) -> list[list[bool]]:
         """Tell of each continuation (B, count) whether it ends there; `listed` are the tokens once more."""
-        endings = [[token in self._endings for token in row] for row in listed]
+        endings = [[token in self._rules.endings for token in row] for row in listed]
         if not self._criteria:
             return endings
         self._candidates = self._continue(self._candidates, parents, tokens)

@@ -2,15 +2,15 @@
 
 Where this reaches into transformers, beside the public `GenerationMixin.generate`:
 
-- `GenerationMixin._beam_search` is what `generate()` calls for beam search; it is replaced.
-- `GenerationMixin._sample` is what `generate()` calls for greedy search too, which is faster here
-  where nothing is recorded.
+- `GenerationMixin._beam_search` is what `generate()` calls for beam search; it is replaced. With the paper's length
+  penalty it is the paper's search; with that of transformers it finds what transformers finds, faster where a fast
+  decoder takes the steps and nothing is recorded.
+- `GenerationMixin._sample` is what `generate()` calls for greedy search too, which is faster under the same conditions.
 - `GenerationMixin._prepare_generation_config` resolves the options of a call; it is extended by ours.
 - `GenerationMixin._prepare_cache_for_generation` makes a cache, for which the paper's and greedy search have no use.
 - `GenerationMixin._has_unfinished_sequences` and `_update_model_kwargs_for_generation` are called.
-- `GenerationConfig._pad_token_tensor` and `_decoder_start_token_tensor` are read.
-- `MinLengthLogitsProcessor`, `MinNewTokensLengthLogitsProcessor`, `MaxLengthCriteria` and `EosTokenCriteria` are
-  recognised, and their attributes read instead of calling them.
+- `GenerationConfig._pad_token_tensor`, `_eos_token_tensor` and `_decoder_start_token_tensor` are read.
+- `search_rules_vaswani.py` says which processors and criteria are read instead of calling them.
 
 Dimension letters in shape comments: B batch, W beams, R = B W rows, T target length, V vocabulary.
 """
@@ -22,14 +22,10 @@ from typing import Any
 
 import torch
 from transformers.generation import (
-    EosTokenCriteria,
     GenerationConfig,
     GenerationMixin,
     LogitsProcessorList,
     MaxLengthCriteria,
-    MinLengthLogitsProcessor,
-    MinNewTokensLengthLogitsProcessor,
-    StoppingCriteria,
     StoppingCriteriaList,
 )
 from transformers.generation.configuration_utils import GenerationMode
@@ -40,8 +36,10 @@ from transformers.utils import ModelOutput
 from .beam_search_vaswani import (
     BeamSearch,
     ModelDecoder,
+    PaperSearch,
     SequenceSearch,
     StepDecoder,
+    TransformersSearch,
     gnmt_penalty,
     mean_log_probs,
 )
@@ -55,6 +53,16 @@ from .generation_checks_vaswani import (
     check_search_options,
     check_token_fields,
     check_token_ids,
+)
+from .search_rules_vaswani import (
+    MINIMUM_LENGTHS,
+    OWN_CRITERIA,
+    InputLengthLimit,
+    TokenRules,
+    endings_of,
+    has_exact_power,
+    min_columns_of,
+    rules_of_transformers,
 )
 
 # Forms of the length penalty: GNMT's ((5 + |Y|) / 6)^alpha, which the paper uses, and transformers' |Y|^alpha.
@@ -116,44 +124,6 @@ def chosen_or_paper_config(chosen: GenerationConfig | None, config: VaswaniConfi
     differing = {name for name, value in chosen.to_diff_dict().items() if by_itself.get(name) != value}
     # The trainer of transformers switches the cache off, and versions come and go: that is not a choice.
     return chosen if differing - {"use_cache", "transformers_version"} else paper_generation_config(config)
-
-
-class InputLengthLimit(StoppingCriteria):
-    """Stopping criterion: end each sequence of a batch at a length of its own.
-
-    Parameters
-    ----------
-    columns : torch.Tensor
-        For each sequence, the number of columns at which its rows end, start token and padding included.
-    """
-
-    def __init__(self, columns: torch.Tensor) -> None:
-        self.columns = columns
-
-    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:  # noqa: ARG002
-        """Tell which rows are at their end.
-
-        Parameters
-        ----------
-        input_ids : torch.Tensor
-            Token ids so far, of shape (rows, length); each sequence has the same number of rows.
-        scores : Any
-            Not used.
-        **kwargs : Any
-            Not used.
-
-        Returns
-        -------
-        torch.Tensor
-            True for each row that is at its end.
-        """
-        rows_per_sequence = len(input_ids) // len(self.columns)
-        return (input_ids.shape[1] >= self.columns).repeat_interleave(rows_per_sequence).to(input_ids.device)
-
-
-# Processors and criteria of transformers whose work the beam search does itself.
-_MINIMUM_LENGTHS = (MinLengthLogitsProcessor, MinNewTokensLengthLogitsProcessor)
-_OWN_CRITERIA = (MaxLengthCriteria, EosTokenCriteria, InputLengthLimit)
 
 
 @dataclass
@@ -367,26 +337,28 @@ class VaswaniGenerationMixin(GenerationMixin):
                 )
             check_power_penalty(generation_config)
             options = (stopping_criteria, generation_config, synced_gpus)
+            found = _fast_search(self, input_ids, logits_processor, *options, model_kwargs)
+            if found is not None:
+                return found
             loop = super()._beam_search  # type: ignore[misc]
             return _watched(loop, input_ids, logits_processor, *options, **model_kwargs)
         beams = generation_config.num_beams
         prompt, prompt_mask = _prompt_of(input_ids, model_kwargs, beams)
-        searches = _searches(prompt_mask, stopping_criteria, generation_config)
+        searches = _searches(PaperSearch, prompt_mask, stopping_criteria, generation_config)
         members = [(self, model_kwargs), *_encode_for(ensemble, self.config, inputs_tensor, model_kwargs, beams)]
         decoders = [_decoder_of(model, arguments, generation_config, synced_gpus) for model, arguments in members]
-        is_simple = all(type(processor) in _MINIMUM_LENGTHS for processor in logits_processor)
-        pad, banned, endings = _special_tokens(generation_config, stopping_criteria)
+        is_simple = all(type(processor) in MINIMUM_LENGTHS for processor in logits_processor)
+        rules = _papers_rules(generation_config, stopping_criteria, logits_processor if is_simple else ())
+        pad = _pad_of(generation_config)
         search = BeamSearch(
             decoders,
             searches,
             prompt,
-            count=max(2, 1 + len(endings)) * beams,
+            count=max(2, 1 + len(rules.endings)) * beams,
             pad=pad,
-            banned=banned,
-            endings=endings,
-            min_columns=_min_columns(logits_processor) if is_simple else 0,
+            rules=rules,
             processors=LogitsProcessorList() if is_simple else logits_processor,
-            criteria=StoppingCriteriaList(each for each in stopping_criteria if type(each) not in _OWN_CRITERIA),
+            criteria=StoppingCriteriaList(each for each in stopping_criteria if type(each) not in OWN_CRITERIA),
             output_scores=generation_config.return_dict_in_generate and generation_config.output_scores,
             output_logits=generation_config.return_dict_in_generate and generation_config.output_logits,
         )
@@ -418,38 +390,13 @@ class VaswaniGenerationMixin(GenerationMixin):
         **model_kwargs: Any,
     ) -> Any:
         """Greedy search by a fast decoder where nothing is sampled or recorded, else as transformers does."""
-        is_watched = generation_config.do_sample or generation_config.return_dict_in_generate or streamer is not None
-        has_own_cache = getattr(model_kwargs.get("past_key_values"), "_is_user_defined", False)
-        kinds = {type(each) for each in (*logits_processor, *stopping_criteria)}
-        decoder = None
-        if not is_watched and not has_own_cache and kinds <= {*_MINIMUM_LENGTHS, *_OWN_CRITERIA}:
-            decoder = fast_decoder(self, model_kwargs, generation_config, synced_gpus)
-        if decoder is None:
-            options = (stopping_criteria, generation_config, synced_gpus, streamer)
-            loop = super()._sample  # type: ignore[misc]
-            return _watched(loop, input_ids, logits_processor, *options, **model_kwargs)
-        prompt, prompt_mask = _prompt_of(input_ids, model_kwargs, 1)
-        searches = _searches(prompt_mask, stopping_criteria, generation_config)
-        pad, _, endings = _special_tokens(generation_config, stopping_criteria)
-        search = BeamSearch(
-            [decoder],
-            searches,
-            prompt,
-            count=1,  # the best token ends a hypothesis or continues it
-            pad=pad,
-            banned=[],
-            endings=endings,
-            min_columns=_min_columns(logits_processor),
-            processors=LogitsProcessorList(),
-            criteria=StoppingCriteriaList(),
-            output_scores=False,
-            output_logits=False,
-        )
-        search.start(prompt, prompt_mask, torch.zeros(len(prompt), dtype=torch.float64))
-        while search.step():
-            pass
-        decoder.check_weights()
-        return _collect(searches, prompt, pad, search, decoder, generation_config, model_kwargs)
+        options = (stopping_criteria, generation_config, synced_gpus)
+        is_watched = generation_config.return_dict_in_generate or streamer is not None
+        found = None if is_watched else _fast_search(self, input_ids, logits_processor, *options, model_kwargs)
+        if found is not None:
+            return found
+        loop = super()._sample  # type: ignore[misc]
+        return _watched(loop, input_ids, logits_processor, *options, streamer, **model_kwargs)
 
     @torch.no_grad()
     def score(
@@ -511,6 +458,51 @@ class VaswaniGenerationMixin(GenerationMixin):
         )
 
 
+def _fast_search(
+    model: Any,
+    input_ids: torch.Tensor,
+    processors: LogitsProcessorList,
+    criteria: StoppingCriteriaList,
+    config: Any,
+    synced_gpus: bool,
+    arguments: dict[str, Any],
+) -> Any:
+    """Search as transformers does, greedily or by beams, with a fast decoder; None where its own loop has to."""
+    beams, width = config.num_beams, input_ids.shape[1]
+    is_recorded = config.return_dict_in_generate and (config.output_scores or config.output_logits)
+    has_own_cache = getattr(arguments.get("past_key_values"), "_is_user_defined", False)
+    if config.do_sample or is_recorded or has_own_cache or config.low_memory or config._pad_token_tensor is None:
+        return None
+    vocab_size = int(getattr(model.get_output_embeddings(), "out_features", 0))
+    rules = rules_of_transformers(processors, criteria, config, width, vocab_size)
+    if rules is None or (beams > 1 and not has_exact_power(config, width)):
+        return None
+    decoder = fast_decoder(model, arguments, config, synced_gpus)
+    if decoder is None:
+        return None
+    prompt, prompt_mask = _prompt_of(input_ids, arguments, beams)
+    searches = _searches(PaperSearch if beams == 1 else TransformersSearch, prompt_mask, criteria, config)
+    pad = _pad_of(config) if beams == 1 else _fill_of(config)
+    search = BeamSearch(
+        [decoder],
+        searches,
+        prompt,
+        # With one beam, the best token ends a hypothesis or continues it.
+        count=1 if beams == 1 else max(2, 1 + len(rules.endings)) * beams,
+        pad=pad,
+        rules=rules,
+        processors=LogitsProcessorList(),
+        criteria=StoppingCriteriaList(),
+        output_scores=False,
+        output_logits=False,
+    )
+    search.start(prompt, prompt_mask, torch.zeros(len(prompt), dtype=torch.float64))
+    while search.step():
+        pass
+    decoder.check_weights()
+    return _collect(searches, prompt, pad, search, decoder, config, arguments)
+
+
 def _watched(loop: Callable[..., Any], input_ids: torch.Tensor, processors: Any, *args: Any, **kwargs: Any) -> Any:
     """Run a generation loop of transformers, and raise a ValueError if the model's probabilities were NaN."""
     watch = ProbabilityWatch()
@@ -532,49 +524,51 @@ def _prompt_of(input_ids: torch.Tensor, arguments: dict[str, Any], beams: int) -
     return prompt, mask
 
 
-def _min_columns(processors: Sequence[Any]) -> int:
-    """Return the number of columns before which minimum-length processors allow no end."""
-    columns = [0]
-    for each in processors:
-        is_of_all = isinstance(each, MinLengthLogitsProcessor)
-        columns.append(each.min_length if is_of_all else each.prompt_length_to_skip + each.min_new_tokens)
-    return max(columns)
+def _papers_rules(config: Any, criteria: StoppingCriteriaList, processors: Sequence[Any]) -> TokenRules:
+    """Return the rules of the paper's search: padding and start tokens are never produced."""
+    endings = endings_of(criteria)
+    never = {_pad_of(config), *config._decoder_start_token_tensor.flatten().tolist()} - endings
+    return TokenRules(endings, sorted(never), min_columns_of(processors))
 
 
-def _special_tokens(config: Any, criteria: StoppingCriteriaList) -> tuple[int, list[int], set[int]]:
-    """Return the padding token, the tokens that are never produced, and those that end a translation."""
-    ends = [each.eos_token_id for each in criteria if isinstance(each, EosTokenCriteria)]
-    endings = set(torch.cat([end.flatten() for end in ends]).tolist()) if ends else set()
-    pad = int(config._pad_token_tensor)
-    never = {pad, *config._decoder_start_token_tensor.flatten().tolist()} - endings
-    return pad, sorted(never), endings
+def _pad_of(config: Any) -> int:
+    return int(config._pad_token_tensor)
 
 
-def _searches(prompt_mask: torch.Tensor, criteria: StoppingCriteriaList, config: Any) -> list[SequenceSearch]:
+def _fill_of(config: Any) -> int:
+    """Return what transformers' beam search pads its output with: padding, but the first end token where that is 0."""
+    return _pad_of(config) or int(config._eos_token_tensor.flatten()[0])
+
+
+def _searches(
+    kind: type[SequenceSearch], prompt_mask: torch.Tensor, criteria: StoppingCriteriaList, config: Any
+) -> list[SequenceSearch]:
     """Begin the search for each sequence of a batch, whose prompts have a mask (B, T)."""
     width = prompt_mask.shape[1]
     columns = [min(each.max_length for each in criteria if isinstance(each, MaxLengthCriteria))] * len(prompt_mask)
     for criterion in criteria:
         if isinstance(criterion, InputLengthLimit):
             columns = [min(pair) for pair in zip(columns, criterion.columns.tolist(), strict=True)]
+    is_papers = kind is PaperSearch
     searches = []
     for index, (real, last) in enumerate(zip(prompt_mask.sum(dim=-1).tolist(), columns, strict=True)):
         forced, limit = real - 1, last - 1 - (width - real)
-        if forced >= limit:
+        if is_papers and forced >= limit:
             raise ValueError(
                 f"Translation {index} of the batch shall begin with {forced} given tokens, but may have at most "
                 f"{limit} tokens. Give fewer, or raise max_new_tokens."
             )
-        searches.append(
-            SequenceSearch(
-                length=forced,
-                limit=limit,
-                num_beams=config.num_beams,
-                num_return_sequences=config.num_return_sequences,
-                length_penalty=config.length_penalty,
-                ends_when_full=config.early_stopping is True,
-            )
+        search = kind(
+            length=forced,
+            limit=max(limit, forced + 1),
+            num_beams=config.num_beams,
+            num_return_sequences=config.num_return_sequences,
+            length_penalty=config.length_penalty,
+            early_stopping=config.early_stopping,
         )
+        if isinstance(search, TransformersSearch):
+            search.farthest = config.max_length - width
+        searches.append(search)
     return searches
 
 

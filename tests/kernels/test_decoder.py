@@ -44,16 +44,19 @@ def assert_follows(model: Model, beams: int, steps: int, mask: torch.Tensor) -> 
 
         scores = torch.randn(len(mask), queries, dtype=torch.float64)
         count, banned = 3, [0, 2]
-        found = decoder.best_continuations(states, scores, count, banned)
-        totals = expected.log_softmax(-1)
-        totals[:, [token for token in banned if token < decoder.vocab_size]] = float("-inf")
-        totals = (totals.unflatten(0, (-1, queries)) + scores.unsqueeze(-1)).flatten(1)
-        wanted = totals.topk(min(count, totals.shape[1]))
-        size = wanted.values.shape[1]
-        assert_close(found[0][:, :size], wanted.values, rtol=1e-4, atol=1e-4)
-        if decoder.vocab_size > 8:
-            assert torch.equal(found[1], wanted.indices // decoder.vocab_size)
-            assert torch.equal(found[2], wanted.indices % decoder.vocab_size)
+        for renormalise in (False, True):
+            found = decoder.best_continuations(states, scores, count, banned, renormalise)
+            totals = expected.log_softmax(-1)
+            totals[:, [token for token in banned if token < decoder.vocab_size]] = float("-inf")
+            if renormalise and decoder.vocab_size > 1:
+                totals = totals.log_softmax(-1)
+            totals = (totals.unflatten(0, (-1, queries)) + scores.unsqueeze(-1)).flatten(1)
+            wanted = totals.topk(min(count, totals.shape[1]))
+            size = wanted.values.shape[1]
+            assert_close(found[0][:, :size], wanted.values, rtol=1e-4, atol=1e-4)
+            if decoder.vocab_size > 8:
+                assert torch.equal(found[1], wanted.indices // decoder.vocab_size)
+                assert torch.equal(found[2], wanted.indices % decoder.vocab_size)
 
         parents = torch.randint(0, queries, (len(mask), beams))
         tokens = torch.randint(0, min(model.model.decoder.embed_tokens.num_embeddings, 41), (len(mask), beams))

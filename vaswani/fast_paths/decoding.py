@@ -270,7 +270,7 @@ class BeamDecoder(StepDecoder):
         return largest(scores if rows is None else scores.index_select(0, rows), count)
 
     def best_continuations(
-        self, states: torch.Tensor, scores: torch.Tensor, count: int, banned: list[int]
+        self, states: torch.Tensor, scores: torch.Tensor, count: int, banned: list[int], renormalise: bool = False
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Find the most probable continuations of each sequence by one token.
 
@@ -284,6 +284,8 @@ class BeamDecoder(StepDecoder):
             How many continuations to find for each sequence.
         banned : list[int]
             Tokens that none of them may have.
+        renormalise : bool, default=False
+            Whether the probabilities of the other tokens shall add up to 1.
 
         Returns
         -------
@@ -294,13 +296,16 @@ class BeamDecoder(StepDecoder):
         -----
         Logits are formed some rows at a time, and not kept.
         """
-        parts = [self._best_tokens(rows, count + len(banned)) for rows in states.split(ROWS_AT_A_TIME)]
+        left_out = banned if renormalise else []
+        parts = [self._best_tokens(rows, count + len(banned), left_out) for rows in states.split(ROWS_AT_A_TIME)]
         values, tokens = (torch.cat(each) for each in zip(*parts, strict=True))
         return best_of_beams(values, tokens, scores, count, banned)
 
-    def _best_tokens(self, states: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def _best_tokens(self, states: torch.Tensor, count: int, left_out: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
         """Return log-probabilities and ids (rows, count) of the most probable tokens."""
         logits = self.logits(states)  # (B Q, V)
+        if left_out:
+            logits[:, left_out] = float("-inf")
         best, tokens = largest(logits, count)
         top = best[:, :1]
         return best - top - logits.sub_(top).exp_().sum(dim=-1, keepdim=True).log_(), tokens

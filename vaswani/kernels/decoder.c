@@ -4,6 +4,7 @@
    own ancestors only, so that nothing is reordered, cross-attention whose keys and values the beams of a sequence
    share, and the best tokens found while their scores are still in the cache. */
 
+#include <float.h>
 #include <stdlib.h>
 
 #include "ranking.h"
@@ -218,10 +219,11 @@ static struct ranking ranking_at(struct ranking all, int64_t count, int64_t at)
 }
 
 /* Find the `count` most probable tokens after each of the first rows of `states`. Each thread ranks a share of all
-   tokens in its part of (shares, rows, count); the answer is in the first part. */
+   tokens in its part of (shares, rows, count); the answer is in the first part. The probabilities of the tokens that
+   are `left_out` are no part of the sum. */
 static void rank_tokens(
     const struct stack *stack, const struct workspace *work, int64_t rows, int64_t count, int64_t shares,
-    struct ranking rankings)
+    int64_t left_out, const int64_t *left_out_tokens, struct ranking rankings)
 {
     int64_t tokens = stack->output.columns, blocks = (tokens + TOKEN_BLOCK - 1) / TOKEN_BLOCK;
     prepare_rows(&stack->output, work->states, stack->d_model, rows, work->quantised);
@@ -242,6 +244,11 @@ static void rank_tokens(
                     struct ranking ranking = ranking_at(rankings, count, share * rows + row + one);
                     float *scores = block + one * TOKEN_BLOCK;
                     for (int64_t at = tokens - first_token; at < TOKEN_BLOCK; at++) scores[at] = -INFINITY;
+                    for (int64_t at = 0; at < left_out; at++) {
+                        int64_t place = left_out_tokens[at] - first_token;
+                        /* A finite number: the differences of a block without any other token stay defined. */
+                        if (place >= 0 && place < min(tokens - first_token, TOKEN_BLOCK)) scores[place] = -FLT_MAX;
+                    }
                     float largest = largest_of(scores, TOKEN_BLOCK);
                     raise_largest(ranking, largest);
                     *ranking.sum += sum_of_exponentials(scores, TOKEN_BLOCK, *ranking.largest);
@@ -266,10 +273,12 @@ static void rank_tokens(
 
 /* Find the `count` best continuations of each sequence by one token: the sums of the beams' scores (sequences, Q) and
    the tokens' logarithms of probabilities, the beams and the tokens, each (sequences, count), best first. Of the
-   `banned` tokens none is taken. Where there are no more, the sum is minus infinity. */
+   `banned` tokens none is taken; with `renormalise`, the probabilities of the others add up to 1. Where there are no
+   more, the sum is minus infinity. */
 EXPORT int64_t best_continuations(
     const struct stack *stack, const struct workspace *work, int64_t sequences, int64_t beams, int64_t count,
-    const double *scores, int64_t banned, const int64_t *banned_tokens, double *sums, int64_t *parents, int64_t *tokens)
+    const double *scores, int64_t banned, const int64_t *banned_tokens, int64_t renormalise, double *sums,
+    int64_t *parents, int64_t *tokens)
 {
     int64_t rows = sequences * beams, blocks = (stack->output.columns + TOKEN_BLOCK - 1) / TOKEN_BLOCK;
     int64_t of_row = count + banned, shares = max(min(work->threads, blocks), 1), all;
@@ -287,7 +296,7 @@ EXPORT int64_t best_continuations(
         failure = fail(NO_MEMORY, all, 0, 0);
         goto end;
     }
-    rank_tokens(stack, work, rows, of_row, shares, rankings);
+    rank_tokens(stack, work, rows, of_row, shares, renormalise ? banned : 0, banned_tokens, rankings);
     for (int64_t row = 0; row < rows; row++) {
         double *sum = sums + row / beams * count;
         int64_t *parent = parents + row / beams * count, *token = tokens + row / beams * count;

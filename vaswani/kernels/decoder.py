@@ -186,7 +186,7 @@ class KernelDecoder:
             raise failure()
 
     def best_continuations(
-        self, states: torch.Tensor, scores: torch.Tensor, count: int, banned: list[int]
+        self, states: torch.Tensor, scores: torch.Tensor, count: int, banned: list[int], renormalise: bool = False
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Find the most probable continuations of each sequence by one token.
 
@@ -200,6 +200,8 @@ class KernelDecoder:
             How many continuations to find for each sequence.
         banned : list[int]
             Tokens that none of them may have.
+        renormalise : bool, default=False
+            Whether the probabilities of the other tokens shall add up to 1.
 
         Returns
         -------
@@ -219,7 +221,7 @@ class KernelDecoder:
         sums = memory((sequences, count), torch.float64)
         parents, tokens = integers(sequences, count), integers(sequences, count)
         never = (c_int64 * len(banned))(*banned) if banned else None
-        sizes = sequences, beams, count, scores.data_ptr(), len(banned), never
+        sizes = sequences, beams, count, scores.data_ptr(), len(banned), never, renormalise
         found = sums.data_ptr(), parents.data_ptr(), tokens.data_ptr()
         if self._kernels.best_continuations(self._weights.pointer, self._work.pointer, *sizes, *found):
             raise failure()

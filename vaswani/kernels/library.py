@@ -148,7 +148,8 @@ _SIGNATURES: dict[str, list[Any]] = {
     "decode_step": [_stack, _workspace, c_int64, c_int64, c_void_p, c_void_p, c_void_p],
     "score_tokens": [_stack, _workspace, c_int64, c_int64, c_void_p, c_int64, c_void_p],
     "best_continuations": [
-        *(_stack, _workspace, c_int64, c_int64, c_int64, c_void_p, c_int64, c_void_p, c_void_p, c_void_p, c_void_p)
+        *(_stack, _workspace, c_int64, c_int64, c_int64, c_void_p, c_int64, c_void_p, c_int64),
+        *(c_void_p, c_void_p, c_void_p),
     ],
     "fingerprint": [c_int64, c_uint64, c_int64, c_void_p, c_void_p],
     "last_failure": [c_void_p],
