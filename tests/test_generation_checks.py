@@ -101,7 +101,7 @@ def test_a_caller_may_exceed_the_bounds_of_the_search() -> None:
     assert model.generate(INPUT_IDS[:1], max_new_tokens=20_000, eos_token_id=list(range(41))).shape == (1, 2)
 
 
-@pytest.mark.parametrize("token_id", [10**9, -(10**9), VOCAB_SIZE, -1])
+@pytest.mark.parametrize("token_id", [10**9, -(10**9), VOCAB_SIZE, -2])
 @pytest.mark.parametrize("name", ["pad_token_id", "eos_token_id", "decoder_start_token_id", "forced_bos_token_id"])
 def test_a_callers_token_id_outside_the_vocabulary_is_an_error(name: str, token_id: int) -> None:
     recorded = {**PAPER, "return_dict_in_generate": True, "output_scores": True}

@@ -242,23 +242,15 @@ class VaswaniAttention(nn.Module):
         query = self._split_heads(self.q_proj(hidden_states), d_k)  # (B, H, T, K)
         key, value = self._keys_and_values(hidden_states, key_value_states, past_key_values)
         dropout = self.config.attention_dropout if self.training else 0.0
-        if d_k != d_v and is_flash_attention_requested(
-            self.config
-        ):  # flash attention takes one head width; zeros change nothing
+        # Flash attention takes one head width; zeros change nothing.
+        if d_k != d_v and is_flash_attention_requested(self.config):
             query, key, value = (nn.functional.pad(x, (0, max(d_k, d_v) - x.shape[-1])) for x in (query, key, value))
 
         attend: Callable[..., tuple[torch.Tensor, torch.Tensor | None]] = ALL_ATTENTION_FUNCTIONS.get_interface(
             self.config._attn_implementation, eager_attention
         )
         attended, weights = attend(
-            self,
-            query,
-            key,
-            value,
-            attention_mask,
-            scaling=self.scaling,
-            dropout=dropout,
-            **kwargs,
+            self, query, key, value, attention_mask, scaling=self.scaling, dropout=dropout, **kwargs
         )
         return self.out_proj(attended[..., :d_v].flatten(-2)), weights  # (B, T, H, U) -> (B, T, D)
 
