@@ -44,7 +44,8 @@ class Translation(NamedTuple):
     text : str
         The translation.
     score : float
-        Its log-probability divided by GNMT's length penalty.
+        Its log-probability divided by the length penalty of its search: GNMT's in the paper's search and in greedy search,
+        a power of the number of tokens in transformers' beam search.
     """
 
     text: str
@@ -387,7 +388,10 @@ class Translator:
         else:  # greedy search has no length penalty, and transformers' own beam search does not return its scores
             sources = [part.source for part in parts for _ in range(count)]
             targets = [self._labels(row) for row in output.sequences.tolist()]
-            scores = [found.score for found in self._force_decode(sources, targets)]
+            is_gnmt = config.num_beams == 1 or getattr(config, "length_penalty_form", None) == "gnmt"
+            power = 1.0 if config.length_penalty is None else config.length_penalty
+            forced = self._force_decode(sources, targets)
+            scores = [each.score if is_gnmt else each.log_prob / each.length**power for each in forced]
         translations = [Translation(*row) for row in zip(texts, scores, strict=True)]
         rows_of_parts = [translations[start : start + count] for start in range(0, len(translations), count)]
         found = [[row for row in rows if row.score > float("-inf")] for rows in rows_of_parts]
