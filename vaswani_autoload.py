@@ -18,27 +18,31 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from importlib.abc import Loader
 
-# Where transformers looks names up: module, its object that has the table (None: itself), table, and our name in it.
+# Where transformers looks names up: module, its object that has the table (None: itself), table, and our names in it.
 TABLES = {
-    "transformers.models.auto.configuration_auto": ("CONFIG_MAPPING", "_extra_content", "vaswani"),
-    "transformers.models.auto.tokenization_auto": (None, "REGISTERED_TOKENIZER_CLASSES", "VaswaniTokenizer"),
+    "transformers.models.auto.configuration_auto": ("CONFIG_MAPPING", "_extra_content", ("vaswani",)),
+    "transformers.models.auto.tokenization_auto": (
+        None,
+        "REGISTERED_TOKENIZER_CLASSES",
+        ("VaswaniTokenizer", "VaswaniMarianTokenizer"),
+    ),
 }
 
 
 class LazyTable(dict[str, object]):
-    """Hold a table's entries and import `vaswani`, which registers itself, when asked for its name.
+    """Hold a table's entries and import `vaswani`, which registers itself, when asked for one of its names.
 
     Parameters
     ----------
     entries : dict[str, object]
         What the table holds already.
-    name : str
-        The name whose look-up imports `vaswani`.
+    names : tuple[str, ...]
+        The names whose look-up imports `vaswani`.
     """
 
-    def __init__(self, entries: dict[str, object], name: str) -> None:
+    def __init__(self, entries: dict[str, object], names: tuple[str, ...]) -> None:
         super().__init__(entries)
-        self.name = name
+        self.names = names
 
     def __contains__(self, key: object) -> bool:
         """Tell whether there is such an entry, after an attempt to make ours.
@@ -53,7 +57,7 @@ class LazyTable(dict[str, object]):
         bool
             Whether the table holds it.
         """
-        if key == self.name and not super().__contains__(key):
+        if key in self.names and not super().__contains__(key):
             _import_vaswani()
         return super().__contains__(key)
 
@@ -175,9 +179,9 @@ def install() -> None:
 
 def _place_entry(module: ModuleType) -> None:
     try:
-        holder_name, table_name, our_name = TABLES[module.__name__]
+        holder_name, table_name, our_names = TABLES[module.__name__]
         holder = module if holder_name is None else getattr(module, holder_name)
-        setattr(holder, table_name, LazyTable(getattr(holder, table_name), our_name))
+        setattr(holder, table_name, LazyTable(getattr(holder, table_name), our_names))
     except Exception:  # transformers has another layout: there is no entry, and `import vaswani` still works
         return
 

@@ -2,6 +2,7 @@
 
 import os
 import textwrap
+from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -12,7 +13,8 @@ from datasets import Dataset
 from transformers import TrainerCallback
 
 from tests.numbers_corpus import number_corpus
-from vaswani import VaswaniConfig, VaswaniForConditionalGeneration, VaswaniTokenizer
+from tests.opus import write_marian
+from vaswani import VaswaniConfig, VaswaniForConditionalGeneration, VaswaniTokenizer, convert_model
 from vaswani.data.corpora import load_corpus, tokenize
 from vaswani.fast_paths.decoding import BeamDecoder, KernelStepDecoder
 from vaswani.training import VaswaniTrainer, VaswaniTrainingArguments
@@ -141,6 +143,40 @@ def recipe(folder, model=None, pairs=None, eval_dataset=None, **options: object)
         callbacks=[recorder],
     )
     return trainer, recorder
+
+
+@pytest.fixture(scope="session")
+def opus_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a Marian folder with one vocabulary, pickled weights and a bias, as the first OPUS-MT models have."""
+    pytest.importorskip("sentencepiece", reason="SentencePiece is not installed: pip install sentencepiece")
+    folder = tmp_path_factory.mktemp("opus-mt-en-de")
+    write_marian(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def separate_opus_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a Marian folder with two vocabularies, safetensors, ReLU and another width in the decoder."""
+    pytest.importorskip("sentencepiece", reason="SentencePiece is not installed: pip install sentencepiece")
+    folder = tmp_path_factory.mktemp("opus-mt-separate")
+    write_marian(folder, True, False, False, activation_function="relu", decoder_ffn_dim=24)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def converted_folder(opus_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return what `opus_folder` becomes."""
+    folder = tmp_path_factory.mktemp("converted") / "opus"
+    convert_model(opus_folder, folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def converted_separate_folder(separate_opus_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return what `separate_opus_folder` becomes."""
+    folder = tmp_path_factory.mktemp("converted") / "opus-separate"
+    convert_model(separate_opus_folder, folder)
+    return folder
 
 
 @pytest.fixture(scope="session")

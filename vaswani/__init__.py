@@ -7,10 +7,12 @@ from .registration import register_with_transformers
 
 if TYPE_CHECKING:
     from .generation_vaswani import paper_generation_config
+    from .hub.conversion import convert_model
     from .hub.shipped import model_folder, model_names
     from .inference.translator import Translator
     from .modeling_vaswani import VaswaniForConditionalGeneration, VaswaniModel, VaswaniPreTrainedModel
     from .presets import preset, preset_names
+    from .tokenization_marian import VaswaniMarianTokenizer
     from .tokenization_vaswani import VaswaniTokenizer
     from .training import VaswaniTrainer, VaswaniTrainingArguments
 
@@ -20,11 +22,13 @@ __version__ = "0.1.0"
 _HOMES = {
     "Translator": "inference.translator",
     "VaswaniForConditionalGeneration": "modeling_vaswani",
+    "VaswaniMarianTokenizer": "tokenization_marian",
     "VaswaniModel": "modeling_vaswani",
     "VaswaniPreTrainedModel": "modeling_vaswani",
     "VaswaniTokenizer": "tokenization_vaswani",
     "VaswaniTrainer": "training",
     "VaswaniTrainingArguments": "training",
+    "convert_model": "hub.conversion",
     "model_folder": "hub.shipped",
     "model_names": "hub.shipped",
     "paper_generation_config": "generation_vaswani",
@@ -57,11 +61,13 @@ __all__ = [
     "Translator",
     "VaswaniConfig",
     "VaswaniForConditionalGeneration",
+    "VaswaniMarianTokenizer",
     "VaswaniModel",
     "VaswaniPreTrainedModel",
     "VaswaniTokenizer",
     "VaswaniTrainer",
     "VaswaniTrainingArguments",
+    "convert_model",
     "model_folder",
     "model_names",
     "paper_generation_config",

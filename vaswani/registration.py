@@ -21,6 +21,7 @@ def register_with_transformers() -> None:
     """
     AutoConfig.register(VaswaniConfig.model_type, VaswaniConfig, exist_ok=True)
     _register("models.auto.modeling_auto", "modeling_vaswani", _register_models)
+    _register("models.auto.tokenization_auto", "tokenization_marian", _register_marian_tokenizer)
     _register("models.auto.tokenization_auto", "tokenization_vaswani", _register_tokenizer)
     _register("pipelines", "inference.pipeline", _register_pipeline)
 
@@ -39,6 +40,11 @@ def _register(place: str, home: str, register: Callable[[Any, Any], None]) -> No
 def _register_models(auto: Any, ours: Any) -> None:
     auto.AutoModel.register(VaswaniConfig, ours.VaswaniModel, exist_ok=True)
     auto.AutoModelForSeq2SeqLM.register(VaswaniConfig, ours.VaswaniForConditionalGeneration, exist_ok=True)
+
+
+def _register_marian_tokenizer(auto: Any, ours: Any) -> None:
+    """Register a class by its name only: the configuration's tokenizer is the other one, registered after it."""
+    auto.AutoTokenizer.register(VaswaniConfig, ours.VaswaniMarianTokenizer, exist_ok=True)
 
 
 def _register_tokenizer(auto: Any, ours: Any) -> None:

@@ -1,3 +1,3 @@
-"""The converters: a model's weights for other libraries."""
+"""The converters: a model's weights and tokenizer from other libraries, and its weights for them."""
 
 __all__: list[str] = []

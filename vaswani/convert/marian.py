@@ -1,14 +1,54 @@
-"""Convert a model to Marian: an equal `MarianMTModel` of transformers."""
+"""Convert between this model and Marian, the `MarianMTModel` of transformers: to an equal model, in both directions."""
 
+import json
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
-from transformers import MarianConfig, MarianMTModel
+from transformers import GenerationConfig, MarianConfig, MarianMTModel
+from transformers.utils import CONFIG_NAME, GENERATION_CONFIG_NAME
 
 from ..configuration_vaswani import VaswaniConfig
-from ..modeling_vaswani import VaswaniForConditionalGeneration
+from ..generation_checks_vaswani import check_saved_generation_config
+from ..modeling_vaswani import VaswaniForConditionalGeneration, sinusoidal_positions
+from ..tokenization_marian import FILES, VaswaniMarianTokenizer, read_vocabulary
 from .requirements import POSITIONS, refuse_what_peers_lack
+from .sentencepiece import read_unigram
+from .weights import read_weights
+
+# What a Marian folder has beside its weights. The last two are for separate vocabularies and for the card.
+SOURCE_FILES = (
+    *("config.json", "generation_config.json", "tokenizer_config.json", "special_tokens_map.json"),
+    *("source.spm", "target.spm", "vocab.json", "target_vocab.json", "README.md"),
+)
+# Fields of older configurations, which `MarianMTModel` does not have: another value means another architecture.
+OLDER_FIELDS = {
+    "normalize_before": False,
+    "normalize_embedding": False,
+    "add_final_layer_norm": False,
+    "static_position_embeddings": True,
+}
+# Fields with the same name and meaning.
+SAME_FIELDS = (
+    *("d_model", "encoder_layers", "decoder_layers", "dropout", "attention_dropout", "activation_dropout"),
+    *("activation_function", "pad_token_id", "eos_token_id", "decoder_start_token_id", "tie_word_embeddings"),
+)
+# Options of its tokenizer that are carried over.
+TOKENIZER_OPTIONS = (
+    *("source_lang", "target_lang", "model_max_length", "clean_up_tokenization_spaces", "separate_vocabs"),
+    *("additional_special_tokens", "extra_special_tokens", "split_special_tokens"),
+)
+# Marian adds this to the variance inside layer normalisation.
+EPSILON = 1e-5
+# The names that the matrices of embeddings may have, and the one that each has here.
+SHARED, SOURCE, TARGET, HEAD = (
+    f"{name}.weight" for name in ("model.shared", "model.encoder.embed_tokens", "model.decoder.embed_tokens", "lm_head")
+)
+BIAS = "final_logits_bias"
+# What `MarianMTModel` can have and other peers cannot.
+EXPRESSED = ("activation_function", "output_bias", "source_vocab_size", "d_ff_decoder")
 
 
 def shared_fields(config: VaswaniConfig) -> dict[str, Any]:
@@ -32,7 +72,7 @@ def shared_fields(config: VaswaniConfig) -> dict[str, Any]:
         "encoder_attention_heads": config.num_attention_heads,
         "decoder_attention_heads": config.num_attention_heads,
         "encoder_ffn_dim": config.d_ff,
-        "decoder_ffn_dim": config.d_ff,
+        "decoder_ffn_dim": config.decoder_ffn_dim,
         "activation_function": config.activation_function,
         "scale_embedding": True,
         "max_position_embeddings": POSITIONS,
@@ -68,14 +108,22 @@ def to_marian(model: VaswaniForConditionalGeneration) -> MarianMTModel:
     biases; they are zero where the model has none.
     """
     config = model.config
-    refuse_what_peers_lack(config)
-    marian = MarianMTModel(MarianConfig(**shared_fields(config), bos_token_id=None)).eval()
-    order = torch.cat((torch.arange(0, config.d_model, 2), torch.arange(1, config.d_model, 2)))
+    refuse_what_peers_lack(config, EXPRESSED)
+    fields = {**shared_fields(config), "bos_token_id": None}
+    if config.source_vocab_size is not None:
+        fields["vocab_size"], fields["decoder_vocab_size"] = config.source_vocab_size, config.vocab_size
+        fields["share_encoder_decoder_embeddings"] = False
+    marian: Any = MarianMTModel(MarianConfig(**fields))
+    marian.to(model.dtype).eval()
+    order = _marian_order(config.d_model)
     carried = {_marian_name(name): _reordered(name, weight, order) for name, weight in model.state_dict().items()}
-    carried["model.shared.weight"] = carried["model.encoder.embed_tokens.weight"]
+    if config.source_vocab_size is None:
+        carried[SHARED] = carried[SOURCE]
+    if config.output_bias:
+        carried[BIAS] = carried.pop("lm_head.bias")[None]
     missing, unexpected = marian.load_state_dict(carried, strict=False)
     biases = [name for name in missing if name.endswith("_proj.bias")]
-    foreign = [*unexpected, *(name for name in missing if name not in {*biases, "final_logits_bias"})]
+    foreign = [*unexpected, *(name for name in missing if name not in {*biases, BIAS})]
     if foreign := [name for name in foreign if "embed_positions" not in name]:
         raise ValueError(f"These weights could not be converted to Marian: {', '.join(foreign)}.")
     parameters = dict(marian.named_parameters())
@@ -85,6 +133,248 @@ def to_marian(model: VaswaniForConditionalGeneration) -> MarianMTModel:
         if isinstance(module, nn.LayerNorm):
             module.eps = float(config.layer_norm_eps)
     return marian
+
+
+def from_marian(folder: Path) -> tuple[VaswaniForConditionalGeneration, VaswaniMarianTokenizer]:
+    """Convert a folder with a `MarianMTModel`, as the Hub has them.
+
+    Parameters
+    ----------
+    folder : Path
+        The folder: configuration, weights (`model.safetensors` or `pytorch_model.bin`), both SentencePiece models and
+        the vocabularies.
+
+    Returns
+    -------
+    tuple[VaswaniForConditionalGeneration, VaswaniMarianTokenizer]
+        The model with the same logits and generation configuration, in evaluation mode, and its tokenizer.
+
+    Raises
+    ------
+    ValueError
+        If something is missing, damaged, or cannot be expressed exactly. It names what.
+
+    Notes
+    -----
+    The way back of `to_marian`, which says how the features are ordered. The bias of the logits becomes the field
+    `output_bias`, if there is one; vocabularies of their own become `source_vocab_size`.
+    """
+    raw = read_config(folder)
+    weights = read_weights(folder)
+    config = _config_of(raw, weights)
+    carried = _carried(weights, config)
+    with torch.device("meta"):
+        model = VaswaniForConditionalGeneration(config)
+    model.load_state_dict(carried, strict=True, assign=True)
+    model.tie_weights()
+    for parameter in model.parameters():
+        parameter.requires_grad_(True)
+    model.generation_config = _generation_config(folder, raw)
+    check_saved_generation_config(model.generation_config, config.vocab_size)
+    return model.eval(), _tokenizer_of(folder, config)
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """Read the configuration of a model folder.
+
+    Parameters
+    ----------
+    folder : Path
+        The folder.
+
+    Returns
+    -------
+    dict[str, Any]
+        The fields of its `config.json`.
+
+    Raises
+    ------
+    ValueError
+        If there is none, or it does not hold a JSON object.
+    """
+    return _json_object(folder / CONFIG_NAME)
+
+
+def _json_object(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise ValueError(f"There is no {path.name} in {path.parent}.")
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is not a JSON file: {error}.") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"{path} does not hold a JSON object.")
+    return value
+
+
+# --- from Marian: the configuration
+
+
+def _config_of(raw: dict[str, Any], weights: dict[str, torch.Tensor]) -> VaswaniConfig:
+    """Write Marian's configuration as ours, or refuse what ours cannot express."""
+    for name, value in OLDER_FIELDS.items():
+        if raw.get(name, value) != value:
+            raise _inexact(name, raw[name], value)
+    try:
+        marian = MarianConfig.from_dict(raw)
+    except Exception as error:  # transformers raises several kinds, of its own and of huggingface_hub
+        raise ValueError(f"config.json is not one of Marian: {' '.join(str(error).split())}") from None
+    heads = marian.encoder_attention_heads
+    needed = {"scale_embedding": True, "is_encoder_decoder": True, "decoder_attention_heads": heads}
+    for name, wanted in needed.items():
+        if getattr(marian, name) != wanted:
+            raise _inexact(name, getattr(marian, name), wanted)
+    if heads < 1 or marian.d_model % 2 or marian.d_model % heads:
+        allowed = f"even, and a multiple of encoder_attention_heads={heads}"
+        raise _inexact("d_model", marian.d_model, allowed)
+    fields = {name: getattr(marian, name) for name in SAME_FIELDS}
+    if not marian.share_encoder_decoder_embeddings:
+        fields["source_vocab_size"] = marian.vocab_size
+    if marian.decoder_ffn_dim != marian.encoder_ffn_dim:
+        fields["d_ff_decoder"] = marian.decoder_ffn_dim
+    fields |= {
+        "vocab_size": marian.vocab_size if marian.share_encoder_decoder_embeddings else marian.decoder_vocab_size,
+        "d_ff": marian.encoder_ffn_dim,
+        "d_k": marian.d_model // heads,
+        "d_v": marian.d_model // heads,
+        "num_attention_heads": heads,
+        "attention_bias": True,
+        "output_bias": BIAS in weights and bool(weights[BIAS].any()),
+        "layer_norm_eps": EPSILON,
+        "bos_token_id": None,
+        "max_position_embeddings": marian.max_position_embeddings,
+    }
+    try:
+        return VaswaniConfig(**fields)
+    except Exception as error:  # a value of another type is an error of huggingface_hub
+        raise ValueError(f"config.json has a value that cannot be used: {' '.join(str(error).split())}") from None
+
+
+def _inexact(name: str, value: Any, allowed: Any) -> ValueError:
+    return ValueError(f"The model has {name}={value!r}; only {allowed!r} can be converted exactly.")
+
+
+# --- from Marian: the weights
+
+
+def _carried(weights: dict[str, torch.Tensor], config: VaswaniConfig) -> dict[str, torch.Tensor]:
+    """Return the weights by our names with our order of features, after it was checked that they are all there."""
+    weights = dict(weights)
+    _check_positions(weights, config.d_model)
+    bias = weights.pop(BIAS, None)
+    weights |= _embeddings(weights, config)
+    if bias is not None and config.output_bias:
+        weights["lm_head.bias"] = bias.flatten()
+    with torch.device("meta"):
+        expected = VaswaniForConditionalGeneration(config).state_dict()
+    carried, back = {}, _marian_order(config.d_model).argsort()
+    for name, ours in expected.items():
+        theirs = _marian_name(name)
+        if theirs not in weights:
+            raise ValueError(f"The weight {theirs} is missing.")
+        weight = weights.pop(theirs)
+        if weight.shape != ours.shape:
+            shapes = f"{tuple(weight.shape)}; the configuration makes it {tuple(ours.shape)}"
+            raise ValueError(f"The weight {theirs} has the shape {shapes}.")
+        carried[name] = _reordered(name, weight, back).contiguous()
+    if weights:
+        raise ValueError(f"{len(weights)} weights are not those of a Marian model, such as {sorted(weights)[0]}.")
+    if config.source_vocab_size is None and config.tie_word_embeddings:  # one matrix, so one tensor
+        carried |= dict.fromkeys((TARGET, HEAD), carried[SOURCE])
+    elif config.tie_word_embeddings:
+        carried[HEAD] = carried[TARGET]
+    return carried
+
+
+def _embeddings(weights: dict[str, torch.Tensor], config: VaswaniConfig) -> dict[str, torch.Tensor]:
+    """Take the matrices of embeddings out of the weights: those of source, target and output."""
+    matrices = {name: weights.pop(name) for name in (SHARED, SOURCE, TARGET, HEAD) if name in weights}
+    groups: list[tuple[str, ...]]
+    if not config.tie_word_embeddings:
+        groups = [(SOURCE,), (TARGET,), (HEAD,)]
+        if config.source_vocab_size is None and (shared := matrices.pop(SHARED, None)) is not None:
+            matrices = {SOURCE: shared, TARGET: shared, **matrices}  # it counts only where those are not saved
+    else:
+        groups = [(SHARED, SOURCE, TARGET, HEAD)] if config.source_vocab_size is None else [(SOURCE,), (TARGET, HEAD)]
+    found: dict[str, torch.Tensor] = {}
+    for group in groups:
+        present = [name for name in group if name in matrices]
+        if not present:
+            raise ValueError(f"The weight {group[0]} is missing.")
+        for name in present[1:]:
+            if not torch.equal(matrices[name], matrices[present[0]]):
+                raise ValueError(
+                    f"The weights {present[0]} and {name} differ, but the configuration says that they are one matrix "
+                    f"(tie_word_embeddings={config.tie_word_embeddings})."
+                )
+        found |= dict.fromkeys(set(group) - {SHARED}, matrices[present[0]])
+    if unused := matrices.keys() - {name for group in groups for name in group}:
+        raise ValueError(f"1 weights are not those of a Marian model with separate vocabularies: {min(unused)}.")
+    return found
+
+
+def _check_positions(weights: dict[str, torch.Tensor], d_model: int) -> None:
+    """Take the tables of positions out of the weights; refuse those that the formula does not give."""
+    for name in (f"model.{stack}.embed_positions.weight" for stack in ("encoder", "decoder")):
+        table = weights.pop(name, None)
+        if table is None:
+            continue
+        formula = sinusoidal_positions(torch.arange(len(table)), d_model)[:, _marian_order(d_model)]
+        is_rounded = any(torch.equal(table, table.to(half).to(table)) for half in (torch.float16, torch.bfloat16))
+        if table.shape != formula.shape or (table.double() - formula).abs().max() > (2**-8 if is_rounded else 1e-5):
+            raise ValueError(f"{name} differs from the sinusoids of the formula: it cannot be converted exactly.")
+
+
+# --- from Marian: the rest of the folder
+
+
+def _generation_config(folder: Path, raw: dict[str, Any]) -> GenerationConfig:
+    """Read the generation configuration, which older folders have among the fields of `config.json`."""
+    path = folder / GENERATION_CONFIG_NAME
+    fields = _json_object(path) if path.is_file() else raw
+    known = vars(GenerationConfig()).keys() - {"transformers_version", "_from_model_config"}
+    return GenerationConfig(**{name: value for name, value in fields.items() if name in known and value is not None})
+
+
+def _tokenizer_of(folder: Path, config: VaswaniConfig) -> VaswaniMarianTokenizer:
+    """Convert both SentencePiece models and the vocabularies."""
+    options = _tokenizer_options(folder)
+    separate = options["separate_vocabs"]
+    vocabs = [read_vocabulary(folder / "vocab.json")]
+    vocabs.append(read_vocabulary(folder / "target_vocab.json") if separate else vocabs[0])
+    for vocab, size in zip(vocabs, (config.source_vocab_size or config.vocab_size, config.vocab_size), strict=True):
+        if (largest := max(vocab.values())) >= size:
+            raise ValueError(f"The vocabulary of {folder} has the token id {largest}; the model has {size} tokens.")
+    with tempfile.TemporaryDirectory() as place:
+        paths = {name: Path(place) / file for name, file in FILES.items()}
+        for name, vocab, model in (("source_file", vocabs[0], "source.spm"), ("target_file", vocabs[1], "target.spm")):
+            special = {name: options[name] for name in ("unk_token", "eos_token", "pad_token")}
+            paths[name].write_text(read_unigram(folder / model, vocab, **special), encoding="utf-8")
+        for name, vocab in zip(("vocab_file", "target_vocab_file"), vocabs, strict=True):
+            paths[name].write_text(json.dumps(vocab, ensure_ascii=False), encoding="utf-8")
+        files: dict[str, Any] = {name: str(path) for name, path in paths.items()}
+        return VaswaniMarianTokenizer(**files, **options)
+
+
+def _tokenizer_options(folder: Path) -> dict[str, Any]:
+    """Return the options of `MarianTokenizer` that a folder has."""
+    path = folder / "tokenizer_config.json"
+    given = _json_object(path) if path.is_file() else {}
+    if (given.get("sp_model_kwargs") or {}).get("enable_sampling"):
+        raise _inexact("sp_model_kwargs", given["sp_model_kwargs"], {})
+    options = {name: given[name] for name in TOKENIZER_OPTIONS if given.get(name) is not None}
+    for name, default in (("unk_token", "<unk>"), ("eos_token", "</s>"), ("pad_token", "<pad>")):
+        token = given.get(name) or default
+        options[name] = str(token["content"] if isinstance(token, dict) else token)
+    return {"model_max_length": 512, "separate_vocabs": False, **options}
+
+
+# --- both ways
+
+
+def _marian_order(d_model: int) -> torch.Tensor:
+    """Return which of our features each of Marian's is: the sines, then the cosines."""
+    return torch.cat((torch.arange(0, d_model, 2), torch.arange(1, d_model, 2)))
 
 
 def _marian_name(name: str) -> str:
@@ -102,4 +392,4 @@ def _reordered(name: str, weight: torch.Tensor, order: torch.Tensor) -> torch.Te
     return weight.clone()
 
 
-__all__ = ["shared_fields", "to_marian"]
+__all__ = ["SOURCE_FILES", "from_marian", "read_config", "shared_fields", "to_marian"]

@@ -28,15 +28,16 @@ def make_card(results: dict[str, Any]) -> ModelCard:
     Parameters
     ----------
     results : dict[str, Any]
-        The entry `model`, and where they are known `about`, `training`, `recipe`, `averaged`, `evaluations` and
-        `speed`.
+        The entry `model`, and where they are known `about`, `conversion`, `training`, `recipe`, `averaged`,
+        `evaluations` and `speed`.
 
     Returns
     -------
     ModelCard
         The card; the same for the same results. What is not known is left out.
     """
-    about, model, recipe = results.get("about", {}), results["model"], results.get("recipe", {})
+    conversion, model, recipe = results.get("conversion"), results["model"], results.get("recipe", {})
+    about = {**(conversion["about"] if conversion else {}), **results.get("about", {})}
     name, published = about.get("name", "A translator"), about.get("published", {})
     measured, stated = _measured_scores(results.get("evaluations", [])), _published_scores(published)
     scores = measured or stated  # of one test set, the metadata have figures from one source
@@ -63,6 +64,7 @@ def make_card(results: dict[str, Any]) -> ModelCard:
         summary=about.get("summary"),
         shape=_shape(model),
         base_model=about.get("base_model"),
+        conversion=_conversion(conversion) if conversion else None,
         location=_location(location),
         example=_quoted(example),
         search=_search(model["search"]),
@@ -184,10 +186,13 @@ def _signature_notes(scores: list[EvalResult]) -> list[str]:
 
 def _shape(model: dict[str, Any]) -> str:
     layers = f"{model['encoder_layers']} + {model['decoder_layers']} layers of width {model['d_model']:,}"
-    heads = f"{model['num_attention_heads']} heads, inner width {model['d_ff']:,}"
+    inner = f"{model['d_ff']:,}" + (f" and {model['d_ff_decoder']:,}" if model.get("d_ff_decoder") else "")
+    heads = f"{model['num_attention_heads']} heads, inner width {inner}"
     kind = model["position_encoding"]
     positions = "" if kind == "sinusoidal" else f"{kind} positions, "
     vocabulary = f"one vocabulary of {model['vocab_size']:,} pieces"
+    if model.get("source_vocab_size"):
+        vocabulary = f"vocabularies of {model['source_vocab_size']:,} and {model['vocab_size']:,} pieces"
     return f"{layers}, {heads}, {positions}{vocabulary}, {_millions(model['parameters'])} parameters"
 
 
@@ -246,7 +251,7 @@ def _training_rows(results: dict[str, Any]) -> list[tuple[str, str]]:
         "Corpus": _corpus(recipe, training),
         "Cleaning": _cleaning(recipe),
         "Began with": f"the weights and the vocabulary of `{recipe['model']}`" if "model" in recipe else None,
-        "Vocabulary": f"{model['vocab_size']:,} pieces, one joint byte-pair encoding"
+        "Vocabulary": _vocabulary(results)
         + (f", with BPE dropout {recipe['bpe_dropout']:g} in training" if recipe.get("bpe_dropout") else ""),
         "An update": f"up to {recipe['source_tokens']:,} source and {recipe['target_tokens']:,} target tokens, padding "
         "included, over all devices",
@@ -263,6 +268,23 @@ def _training_rows(results: dict[str, Any]) -> list[tuple[str, str]]:
         "Software": _versions(training["versions"]) if training else None,
     }
     return [(label, text) for label, text in rows.items() if text]
+
+
+def _vocabulary(results: dict[str, Any]) -> str:
+    if "conversion" in results:
+        return f"{results['model']['vocab_size']:,} pieces, those of the converted model"
+    return f"{results['model']['vocab_size']:,} pieces, one joint byte-pair encoding"
+
+
+def _conversion(conversion: dict[str, Any]) -> str:
+    """Return what is known of a conversion, as a sentence."""
+    check = conversion["check"]
+    revision = f", revision {conversion['revision']}" if conversion["revision"] else ""
+    return (
+        f"These weights were converted from {conversion['source']}{revision}, a model of type {conversion['kind']}: on "
+        f"{check['sentences']} sentences, logits differed by at most {check['largest_difference']:.1e}, and "
+        f"{check['equal_translations']} translations were equal."
+    )
 
 
 def _corpus(recipe: dict[str, Any], training: dict[str, Any]) -> str | None:

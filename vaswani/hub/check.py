@@ -79,7 +79,7 @@ class _Checked:
     def tokens(self) -> str:
         config = _needed(self.config, "configuration")
         tokenizer = load_tokenizer(self.folder)
-        check_tokenizer(tokenizer, config.vocab_size)
+        check_tokenizer(tokenizer, config.vocab_size, config.source_vocab_size)
         self.tokenizer = tokenizer  # one that is refused is not used
         for name in ("pad_token_id", "eos_token_id"):
             ours, theirs = getattr(config, name), getattr(self.tokenizer, name)
@@ -91,8 +91,10 @@ class _Checked:
         tokenizer = _needed(self.tokenizer, "tokenizer")
         text = _example(self.folder)
         with panics_as_errors("The tokenizer"):
-            token_ids = tokenizer(text)["input_ids"]
+            token_ids = tokenizer(text_target=text)["input_ids"]
             back = tokenizer.decode(token_ids, skip_special_tokens=True)
+        if unknown := token_ids.count(tokenizer.unk_token_id) if tokenizer.unk_token_id is not None else 0:
+            return f"{len(token_ids)} tokens, of which {unknown} unknown"
         if back.split() != text.split():
             raise ValueError(f"{text!r} becomes {back!r}")
         return f"{len(token_ids)} tokens and back"

@@ -13,6 +13,7 @@ from transformers import AutoConfig, AutoTokenizer
 from ..configuration_vaswani import VaswaniConfig
 from ..modeling_vaswani import VaswaniForConditionalGeneration
 from ..pretrained_vaswani import check_model_folder, has_file
+from .conversion import converted_folder
 from .shipped import folder_or_name
 
 TOKENIZER_CONFIG = "tokenizer_config.json"
@@ -27,16 +28,19 @@ ADVICE = {
 
 
 def load_translator_parts(
-    name: str | os.PathLike[str], changes: dict[str, Any] | None = None, **options: Any
+    name: str | os.PathLike[str], changes: dict[str, Any] | None = None, converts: bool = True, **options: Any
 ) -> tuple[Any, Any]:
     """Load a model and its tokenizer.
 
     Parameters
     ----------
     name : str | os.PathLike[str]
-        Folder of the model, its name in the package (`model_names()`), or on the Hub.
+        Folder of the model, its name in the package (`model_names()`), or on the Hub. A model of a kind that can be
+        converted is converted on first use.
     changes : dict[str, Any] | None, default=None
         Fields of its configuration that shall be others.
+    converts : bool, default=True
+        Whether a model of another kind is converted; else it is refused.
     **options : Any
         Options of the model's `from_pretrained`.
 
@@ -56,6 +60,7 @@ def load_translator_parts(
     try:
         if os.path.isdir(name):
             check_model_folder(name)
+        name = converted_folder(name) if converts else name
         config = AutoConfig.from_pretrained(name, trust_remote_code=False, **(changes or {}))
         if not isinstance(config, VaswaniConfig):
             raise ValueError(f"it is a model of type {config.model_type!r}, not {VaswaniConfig.model_type!r}")
@@ -63,7 +68,7 @@ def load_translator_parts(
         if not has_file(name, TOKENIZER_CONFIG):  # transformers would do without one that the Hub does not give
             raise ValueError(f"it has no {TOKENIZER_CONFIG}")
         tokenizer = load_tokenizer(name)
-        check_tokenizer(tokenizer, config.vocab_size)
+        check_tokenizer(tokenizer, config.vocab_size, config.source_vocab_size)
         return model, tokenizer
     except OSError as error:
         answer = _answer_behind(error)
@@ -97,7 +102,7 @@ def load_tokenizer(name: str | os.PathLike[str]) -> Any:
         return AutoTokenizer.from_pretrained(name, trust_remote_code=False)
 
 
-def check_tokenizer(tokenizer: Any, vocab_size: int) -> None:
+def check_tokenizer(tokenizer: Any, vocab_size: int, source_vocab_size: int | None = None) -> None:
     """Refuse a tokenizer that fails over any text, lengthens it, or makes token ids outside a model's vocabulary.
 
     Parameters
@@ -106,21 +111,28 @@ def check_tokenizer(tokenizer: Any, vocab_size: int) -> None:
         The tokenizer.
     vocab_size : int
         Size of the model's vocabulary.
+    source_vocab_size : int | None, default=None
+        Size of the source's vocabulary, if it has one of its own.
 
     Raises
     ------
     ValueError
         If a token has such an id, or a step of the tokenizer has a text or a number of tokens that is too long.
     """
-    _check_growth(json.loads(tokenizer.backend_tokenizer.to_str()))
+    if tokenizer.is_fast:
+        _check_growth(json.loads(tokenizer.backend_tokenizer.to_str()))
     with panics_as_errors("The tokenizer"):
         tokenizer("a")
-    token, largest = max(tokenizer.get_vocab().items(), key=lambda entry: entry[1], default=("", 0))
-    if largest >= vocab_size:
-        raise ValueError(
-            f"the token {token!r} of its tokenizer has the id {largest}; the vocabulary has {vocab_size} tokens, "
-            f"from 0 to {vocab_size - 1}"
-        )
+    sides = [(tokenizer.get_vocab(), source_vocab_size or vocab_size)]
+    if hasattr(tokenizer, "get_tgt_vocab"):
+        sides.append((tokenizer.get_tgt_vocab(), vocab_size))
+    for vocab, size in sides:
+        token, largest = max(vocab.items(), key=lambda entry: entry[1], default=("", 0))
+        if largest >= size:
+            raise ValueError(
+                f"the token {token!r} of its tokenizer has the id {largest}; the vocabulary has {size} tokens, "
+                f"from 0 to {size - 1}"
+            )
 
 
 def _check_growth(parts: dict[str, Any]) -> None:

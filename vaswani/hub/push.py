@@ -24,6 +24,7 @@ NEEDED = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_
 PUBLISHED = (
     *WEIGHTS,
     *NEEDED,
+    *("target_tokenizer.json", "vocab.json", "target_vocab.json"),
     *("special_tokens_map.json", "added_tokens.json", "results.json", "about.yaml"),
     *("evaluation*.json", "speed.json", "learning_curve.png"),
 )
@@ -131,7 +132,7 @@ def check_folder(folder: Path) -> Any:
         raise ValueError(f"{folder} is not a complete model: it has no {', '.join(missing)}.")
     if outside := [file for file in shards if not any(fnmatch.fnmatch(file, pattern) for pattern in WEIGHTS)]:
         raise ValueError(f"{folder / SAFE_WEIGHTS_INDEX_NAME} names {outside[0]!r}: that is not part of the folder.")
-    return load_translator_parts(folder)[0]
+    return load_translator_parts(folder, converts=False)[0]
 
 
 def _published_files(folder: Path) -> dict[str, Path]:

@@ -25,6 +25,7 @@ SHAPE = (
     *("vocab_size", "d_model", "d_ff", "num_attention_heads", "d_k", "d_v", "encoder_layers", "decoder_layers"),
     *("position_encoding", "dropout", "attention_dropout", "activation_dropout", "label_smoothing"),
 )
+OPTIONAL_SHAPE = ("source_vocab_size", "d_ff_decoder")
 CORPORA = ("train", "valid")
 RECIPE = (
     *(*CORPORA, "dataset_config", "source_language", "target_language", "model", "preset"),
@@ -134,6 +135,7 @@ def model_facts(config: VaswaniConfig, generation_config: GenerationConfig) -> d
     with torch.device("meta"):
         parameters = VaswaniForConditionalGeneration(config).num_parameters()
     shape = {name: getattr(config, name) for name in SHAPE}
+    shape |= {name: value for name in OPTIONAL_SHAPE if (value := getattr(config, name)) is not None}
     return {"parameters": parameters, **shape, "search": search_facts(generation_config)}
 
 
@@ -217,10 +219,14 @@ def run_results(trainer: Any, options: dict[str, Any] | None = None) -> dict[str
     Returns
     -------
     dict[str, Any]
-        The entries `model`, `training` and `recipe`, in a form for JSON.
+        The entries `model`, `training` and `recipe`, in a form for JSON, and `conversion` if it began with a converted
+        model.
     """
     options = options or {}
+    loaded_from = Path(str(trainer.model.config.name_or_path))
+    began = read_results(loaded_from) if loaded_from.is_dir() else {}
     return {
+        **({"conversion": began["conversion"]} if "conversion" in began else {}),
         "model": model_facts(trainer.model.config, trainer.model.generation_config),
         "training": training_facts(trainer, copies=options["bpe_copies"] if options.get("bpe_dropout") else 1),
         "recipe": recipe_facts({**options, **trainer.args.to_dict()}),
@@ -240,8 +246,8 @@ def folder_results(folder: Path, run: Path | None = None) -> dict[str, Any]:
     Returns
     -------
     dict[str, Any]
-        The entry `model`, where the run left them `training` and `recipe`, and for an average `averaged`, the names of
-        its checkpoints.
+        The entry `model`, where the run left them `training`, `recipe` and `conversion`, and for an average `averaged`,
+        the names of its checkpoints.
 
     Raises
     ------
@@ -261,7 +267,9 @@ def folder_results(folder: Path, run: Path | None = None) -> dict[str, Any]:
     average = {"averaged": own["averaged"]} if "averaged" in own else {}
     places = [run] if run else [folder, folder.resolve().parent] if average else [folder]
     of_run = next((found for found in map(read_results, places) if "training" in found), {})
-    of_run = {name: of_run[name] for name in ("training", "recipe") if name in of_run}
+    of_run = {name: of_run[name] for name in ("training", "recipe", "conversion") if name in of_run}
+    if "conversion" in own:
+        of_run["conversion"] = own["conversion"]
     return {"model": model_facts(config, search), **of_run, **average}
 
 

@@ -44,8 +44,8 @@ class Translation(NamedTuple):
     text : str
         The translation.
     score : float
-        Its log-probability divided by the length penalty of its search: GNMT's in the paper's search and in greedy search,
-        a power of the number of tokens in transformers' beam search.
+        Its log-probability divided by the length penalty of its search: GNMT's in the paper's search and in greedy
+        search, a power of the number of tokens in transformers' beam search.
     """
 
     text: str
@@ -176,7 +176,7 @@ class Translator:
         parts = [load_translator_parts(path, **loading) for path in paths]
         models, tokenizers = [model for model, _ in parts], [tokenizer for _, tokenizer in parts]
         for path, other in zip(paths, tokenizers, strict=True):
-            if other.get_vocab() != tokenizers[0].get_vocab():
+            if _vocabularies(other) != _vocabularies(tokenizers[0]):
                 raise ValueError(f"The models of an ensemble must have one vocabulary: {paths[0]} and {path} differ.")
         tokenizer: Any = tokenizers[0] if tokenizers else None
         device = device or ("cuda" if torch.cuda.is_available() else "cpu")
@@ -351,16 +351,22 @@ class Translator:
         return f"Line {number} has {length} tokens, more than the limit of max_source_tokens={self.max_source_tokens}"
 
     def _split(self, line: str) -> list[str]:
-        """Cut a line into parts within the limit, each as long as a cut at the best kind of place allows."""
-        offsets = self._encode(line, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
-        starts = [start for start, _ in offsets]
+        """Cut a line into parts within the limit, each as long as a cut at the best kind of place allows.
+
+        Each part begins with the tag of a language that the line begins with.
+        """
+        tag = ""
+        if hasattr(self.tokenizer, "remove_language_code"):
+            tags, line = self.tokenizer.remove_language_code(line)
+            tag = "".join(f"{each} " for each in tags)
+        starts = self._starts(line)
         parts, start = [], 0
         while start < len(line):
             first_outside = bisect.bisect_left(starts, start) + self.max_source_tokens - 1  # and the EOS token
             furthest = starts[first_outside] if first_outside < len(starts) else len(line)
             while True:
                 stop = max(_cut(line, start, furthest), start + 1)
-                length = len(self._encode(line[start:stop].strip())["input_ids"])
+                length = len(self._encode(tag + line[start:stop].strip())["input_ids"])
                 if length <= self.max_source_tokens:
                     break
                 if stop == start + 1:
@@ -369,9 +375,17 @@ class Translator:
                     )
                 furthest = start + (stop - start) * self.max_source_tokens // length
             if part := line[start:stop].strip():
-                parts.append(part)
+                parts.append(tag + part)
             start = stop
         return parts
+
+    def _starts(self, line: str) -> list[int]:
+        """Return where tokens start in a line; about where, if the tokenizer does not say."""
+        if self.tokenizer.is_fast:
+            offsets = self._encode(line, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
+            return [start for start, _ in offsets]
+        tokens = len(self._encode(line, add_special_tokens=False)["input_ids"])
+        return [index * len(line) // tokens for index in range(tokens)]
 
     # --- batches through the models
 
@@ -615,6 +629,12 @@ def _batches(sizes: Sequence[int], budget: int) -> Iterator[list[int]]:
         batch.append(index)
     if batch:
         yield batch
+
+
+def _vocabularies(tokenizer: Any) -> list[dict[str, int]]:
+    """Return the vocabularies of source and target, or the one of both."""
+    target = [tokenizer.get_tgt_vocab()] if hasattr(tokenizer, "get_tgt_vocab") else []
+    return [tokenizer.get_vocab(), *target]
 
 
 def _cut(line: str, start: int, stop: int) -> int:

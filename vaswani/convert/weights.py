@@ -1,0 +1,80 @@
+"""The weights of a folder of transformers: from safetensors, or pickled ones that may hold tensors and nothing else."""
+
+import json
+import pickle
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, WEIGHTS_NAME
+
+from ..pretrained_vaswani import check_inside
+
+
+def read_weights(folder: Path) -> dict[str, torch.Tensor]:
+    """Read all weights of a model folder.
+
+    Parameters
+    ----------
+    folder : Path
+        The folder: with `model.safetensors`, whole or in parts that an index names, or else `pytorch_model.bin`.
+
+    Returns
+    -------
+    dict[str, torch.Tensor]
+        The weights by name, on the CPU; those in half precision as float32, which has the same values.
+
+    Raises
+    ------
+    ValueError
+        If there are none, a file is damaged, or it holds anything but finite floating-point numbers.
+
+    Notes
+    -----
+    A pickled file is read by `torch.load(weights_only=True)`, which makes tensors and plain containers and calls no
+    code. It is the only place of the package where a pickle is read that is not from a run of one's own.
+    """
+    weights: dict[str, Any] = {}
+    for file in _files(folder):
+        check_inside(folder, [file])
+        path = folder / file
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # torch warns of pickles that it then refuses
+                found = torch.load(path, "cpu", weights_only=True) if file == WEIGHTS_NAME else load_file(path)
+        except (SafetensorError, RuntimeError, pickle.UnpicklingError, EOFError, ValueError, KeyError) as error:
+            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            if "weights_only" in str(error).lower() or isinstance(error, pickle.UnpicklingError):
+                reason = "it is damaged, or holds other things than tensors, which may be code"
+            raise ValueError(f"{path} cannot be read: {reason}.") from None
+        if not isinstance(found, dict):
+            raise ValueError(f"{path} holds a {type(found).__name__}, not weights by name.")
+        weights |= found
+    for name, weight in weights.items():
+        if not isinstance(weight, torch.Tensor) or not weight.is_floating_point():
+            kind = weight.dtype if isinstance(weight, torch.Tensor) else type(weight).__name__
+            raise ValueError(f"The weight {name} of {folder} is of type {kind}; it must be a floating-point tensor.")
+        if not torch.isfinite(weight).all():
+            raise ValueError(f"The weight {name} of {folder} has values that are NaN or infinite.")
+        weights[name] = weight.float() if weight.dtype in (torch.float16, torch.bfloat16) else weight
+    return weights
+
+
+def _files(folder: Path) -> list[str]:
+    if (folder / SAFE_WEIGHTS_NAME).is_file():
+        return [SAFE_WEIGHTS_NAME]
+    index = folder / SAFE_WEIGHTS_INDEX_NAME
+    if index.is_file():
+        try:
+            return sorted({str(file) for file in json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()})
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise ValueError(f"{index} has no weight_map with a file for each weight.") from None
+    if (folder / WEIGHTS_NAME).is_file():
+        return [WEIGHTS_NAME]
+    raise ValueError(f"{folder} has no weights: neither {SAFE_WEIGHTS_NAME} nor {WEIGHTS_NAME}.")
+
+
+__all__ = ["read_weights"]
