@@ -185,7 +185,6 @@ def fast_decoder(model: Any, arguments: dict[str, Any], generation_config: Any, 
         decoder = paths.KernelStepDecoder(model, encoded, mask, beams)
     else:
         decoder = paths.BeamDecoder(model, encoded, mask)
-    encoder_weights.check()
 
     def check_weights() -> None:
         encoder_weights.check()
