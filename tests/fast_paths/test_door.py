@@ -359,6 +359,14 @@ def test_the_fast_paths_are_taken_and_explained() -> None:
     assert explain(model) == dict.fromkeys(KINDS, "modules (set_fast_paths(False))")
 
 
+@pytest.mark.parametrize("scaling", [0.0, -0.5, float("inf"), float("nan")])
+def test_a_scaling_over_which_torch_makes_nan_is_left_to_it(scaling: float) -> None:
+    model = model_for(attribute(f"{FIRST}.self_attn", "scaling", scaling))
+    for kind in ("encoding", "training step"):
+        assert explain(model)[kind].startswith("modules (model"), kind
+    assert "scaling of its own" in explain(model)["encoding"]
+
+
 def test_the_log_says_which_path_is_taken(caplog: pytest.LogCaptureFixture) -> None:
     level = logging.get_verbosity()
     logging.set_verbosity_debug()

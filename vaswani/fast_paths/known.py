@@ -4,6 +4,7 @@ What the door in `fast_paths_vaswani.py` asks about modules. Each function retur
 """
 
 import functools
+import math
 import sys
 from pathlib import Path
 from types import BuiltinFunctionType, FunctionType, ModuleType
@@ -281,8 +282,10 @@ class _Walk:
             self._dtypes.add(table.dtype)
         if own["training"] and not self._is_training:
             return " is in training mode"
-        if kind == "VaswaniAttention" and (own["config"] is not self._config or type(own["scaling"]) is not float):
-            return " has a configuration or a kind of scaling of its own"
+        if kind == "VaswaniAttention":
+            scaling = own["scaling"]
+            if own["config"] is not self._config or type(scaling) is not float or not 0 < scaling < math.inf:
+                return " has a configuration or a kind of scaling of its own"
         if "layers" in _PARTS[kind] and type(own.get("embed_scale")) not in (int, float):
             return " has another kind of embed_scale"
         parts, children = _PARTS[kind], own["_modules"]
