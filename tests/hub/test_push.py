@@ -595,7 +595,10 @@ def test_pickles_that_an_index_or_an_adapter_names_are_not_opened(
     assert "weights are not loaded from other formats" in refusal(user.command("translate", "three", "--model", pushed))
     hub.plant(pushed, "config.json", json.dumps({"model_type": "marian"}).encode())
     hub.plant(pushed, "pytorch_model.bin", pickled)
-    assert "it is a model of type 'marian'" in refusal(user.command("translate", "three", "--model", pushed))
+    named = "names weights.bin, which is not a safetensors file: it is not opened"
+    assert named in refusal(user.command("translate", "three", "--model", pushed))
+    hub.plant(pushed, "config.json", json.dumps({"model_type": "t5"}).encode())
+    assert "it is a model of type 't5'" in refusal(user.command("translate", "three", "--model", pushed))
     assert not [asked for asked in hub.requests if asked.endswith("pytorch_model.bin")]
 
 

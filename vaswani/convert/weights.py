@@ -69,9 +69,16 @@ def _files(folder: Path) -> list[str]:
     index = folder / SAFE_WEIGHTS_INDEX_NAME
     if index.is_file():
         try:
-            return sorted({str(file) for file in json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()})
+            names = sorted({str(file) for file in json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()})
         except (ValueError, KeyError, TypeError, AttributeError):
             raise ValueError(f"{index} has no weight_map with a file for each weight.") from None
+        check_inside(folder, names)
+        for name in names:
+            if not name.endswith(".safetensors"):
+                raise ValueError(f"{index} names {name}, which is not a safetensors file: it is not opened.")
+            if not (folder / name).is_file():
+                raise ValueError(f"{index} names {name}, which is not there.")
+        return names
     if (folder / WEIGHTS_NAME).is_file():
         return [WEIGHTS_NAME]
     raise ValueError(f"{folder} has no weights: neither {SAFE_WEIGHTS_NAME} nor {WEIGHTS_NAME}.")
