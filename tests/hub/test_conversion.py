@@ -108,6 +108,7 @@ def test_mistakes_of_the_caller_are_named(
     for words, message in [
         ([opus_folder, tmp_path / "there"], "exists already"),
         (["./nowhere", tmp_path / "out"], "There is no folder ./nowhere"),
+        (["tatoeba-en-de", tmp_path / "out"], "tatoeba-en-de is a model of this package already"),
         ([opus_folder, tmp_path / "out", "--sentences", tmp_path / "none.txt"], "There is no file"),
         ([opus_folder, tmp_path / "out", "--sentences", tmp_path / "empty.txt"], "There are 0 sentences"),
         ([broken, tmp_path / "out"], "source.spm is not a SentencePiece model"),

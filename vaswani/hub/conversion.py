@@ -21,6 +21,7 @@ from ..convert.marian import read_config
 from ..convert.reading import READERS, download, read_model
 from ..modeling_vaswani import VaswaniForConditionalGeneration
 from .results import package_versions, write_results
+from .shipped import folder_or_name
 
 logger = logging.get_logger(__name__)
 
@@ -87,6 +88,7 @@ def convert_model(
     target = Path(folder)
     if os.path.lexists(target):
         raise FileExistsError(f"{target} exists already: choose another folder.")
+    source = folder_or_name(source)
     place = _place_of(source, revision)
     model, tokenizer = read_model(place)
     is_folder = os.path.isdir(source)
