@@ -11,12 +11,14 @@ from transformers import GenerationConfig, MarianConfig, MarianMTModel
 from transformers.utils import CONFIG_NAME, GENERATION_CONFIG_NAME
 
 from ..configuration_vaswani import VaswaniConfig
+from ..data.text_files import read_object
 from ..generation_checks_vaswani import check_saved_generation_config
 from ..modeling_vaswani import VaswaniForConditionalGeneration, sinusoidal_positions
 from ..tokenization_marian import FILES, VaswaniMarianTokenizer, read_vocabulary
+from .reader import Reader, TransformersOriginal, model_type_of
 from .requirements import POSITIONS, refuse_what_peers_lack
 from .sentencepiece import read_unigram
-from .weights import read_weights
+from .weights import WEIGHTS, read_weights
 
 # What a Marian folder has beside its weights. The last two are for separate vocabularies and for the card.
 SOURCE_FILES = (
@@ -159,7 +161,7 @@ def from_marian(folder: Path) -> tuple[VaswaniForConditionalGeneration, VaswaniM
     The way back of `to_marian`, which says how the features are ordered. The bias of the logits becomes the field
     `output_bias`, if there is one; vocabularies of their own become `source_vocab_size`.
     """
-    raw = read_config(folder)
+    raw = read_object(folder / CONFIG_NAME)
     weights = read_weights(folder)
     config = _config_of(raw, weights)
     carried = _carried(weights, config)
@@ -172,39 +174,6 @@ def from_marian(folder: Path) -> tuple[VaswaniForConditionalGeneration, VaswaniM
     model.generation_config = _generation_config(folder, raw)
     check_saved_generation_config(model.generation_config, config.vocab_size)
     return model.eval(), _tokenizer_of(folder, config)
-
-
-def read_config(folder: Path) -> dict[str, Any]:
-    """Read the configuration of a model folder.
-
-    Parameters
-    ----------
-    folder : Path
-        The folder.
-
-    Returns
-    -------
-    dict[str, Any]
-        The fields of its `config.json`.
-
-    Raises
-    ------
-    ValueError
-        If there is none, or it does not hold a JSON object.
-    """
-    return _json_object(folder / CONFIG_NAME)
-
-
-def _json_object(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        raise ValueError(f"There is no {path.name} in {path.parent}.")
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is not a JSON file: {error}.") from None
-    if not isinstance(value, dict):
-        raise ValueError(f"{path} does not hold a JSON object.")
-    return value
 
 
 # --- from Marian: the configuration
@@ -331,7 +300,7 @@ def _check_positions(weights: dict[str, torch.Tensor], d_model: int) -> None:
 def _generation_config(folder: Path, raw: dict[str, Any]) -> GenerationConfig:
     """Read the generation configuration, which older folders have among the fields of `config.json`."""
     path = folder / GENERATION_CONFIG_NAME
-    fields = _json_object(path) if path.is_file() else raw
+    fields = read_object(path) if path.is_file() else raw
     known = vars(GenerationConfig()).keys() - {"transformers_version", "_from_model_config"}
     return GenerationConfig(**{name: value for name, value in fields.items() if name in known and value is not None})
 
@@ -359,7 +328,7 @@ def _tokenizer_of(folder: Path, config: VaswaniConfig) -> VaswaniMarianTokenizer
 def _tokenizer_options(folder: Path) -> dict[str, Any]:
     """Return the options of `MarianTokenizer` that a folder has."""
     path = folder / "tokenizer_config.json"
-    given = _json_object(path) if path.is_file() else {}
+    given = read_object(path) if path.is_file() else {}
     if (given.get("sp_model_kwargs") or {}).get("enable_sampling"):
         raise _inexact("sp_model_kwargs", given["sp_model_kwargs"], {})
     options = {name: given[name] for name in TOKENIZER_OPTIONS if given.get(name) is not None}
@@ -392,4 +361,13 @@ def _reordered(name: str, weight: torch.Tensor, order: torch.Tensor) -> torch.Te
     return weight.clone()
 
 
-__all__ = ["SOURCE_FILES", "from_marian", "read_config", "shared_fields", "to_marian"]
+MARIAN = Reader(
+    kind="marian",
+    files=SOURCE_FILES,
+    weights=WEIGHTS,
+    recognises=lambda folder: model_type_of(folder) == "marian",
+    read=from_marian,
+    original=lambda folder, dtype: TransformersOriginal(folder, dtype, MarianMTModel),
+)
+
+__all__ = ["MARIAN", "from_marian", "shared_fields", "to_marian"]

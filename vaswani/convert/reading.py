@@ -1,17 +1,16 @@
-"""Recognise the kind of a model by its configuration, and convert it."""
+"""Recognise the kind of a model by its files, and convert it."""
 
 import os
 from pathlib import Path
-from typing import Any
 
 from huggingface_hub import snapshot_download
-from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, WEIGHTS_NAME
 
 from ..configuration_vaswani import VaswaniConfig
-from .marian import SOURCE_FILES, from_marian, read_config
+from .marian import MARIAN
+from .reader import Reader, model_type_of
 
-# The kinds that can be converted, by their `model_type`.
-READERS = {"marian": from_marian}
+# The kinds that can be converted.
+READERS = (MARIAN,)
 PRE_LN = "it normalises the input of each sub-layer, not the output (pre-LN)"
 # Why others are not.
 REASONS = {
@@ -31,27 +30,56 @@ REASONS = {
 }
 
 
-def refuse_other_kinds(config: dict[str, Any], source: str) -> None:
-    """Raise an error for a model of a kind that cannot be converted.
+def find_reader(folder: Path) -> Reader | None:
+    """Find the reader for a model.
 
     Parameters
     ----------
-    config : dict[str, Any]
-        The fields of its `config.json`.
-    source : str
-        Its name, for the error.
+    folder : Path
+        A folder with the model, or with its small files only.
+
+    Returns
+    -------
+    Reader | None
+        The reader; None for a model that cannot be converted.
 
     Raises
     ------
     ValueError
-        With the reason.
+        If a file by which it could be recognised is damaged.
     """
-    kind = config.get("model_type")
+    return next((reader for reader in READERS if reader.recognises(folder)), None)
+
+
+def reader_for(folder: Path, source: str | os.PathLike[str]) -> Reader:
+    """Find the reader for a model, or say why there is none.
+
+    Parameters
+    ----------
+    folder : Path
+        A folder with the model, or with its small files only.
+    source : str | os.PathLike[str]
+        The model's name, for the error.
+
+    Returns
+    -------
+    Reader
+        The reader.
+
+    Raises
+    ------
+    ValueError
+        If the model cannot be converted, with the reason, or a file by which it could be recognised is damaged.
+    """
+    if reader := find_reader(folder):
+        return reader
+    kind = model_type_of(folder)
     if kind == VaswaniConfig.model_type:
         raise ValueError(f"{source} is a model of this package already.")
-    if kind not in READERS:
-        reason = REASONS.get(str(kind), f"there are readers for {', '.join(READERS)} only")
-        raise ValueError(f"{source} is a model of type {kind!r}, which cannot be converted: {reason}.")
+    known = ", ".join(reader.kind for reader in READERS)
+    reason = REASONS.get(str(kind), f"there are readers for {known} only")
+    what = f"is a model of type {kind!r}, which" if kind else "has no model that is recognised, so it"
+    raise ValueError(f"{source} {what} cannot be converted: {reason}.")
 
 
 def download(name: str, revision: str | None = None) -> Path:
@@ -76,39 +104,13 @@ def download(name: str, revision: str | None = None) -> Path:
     OSError
         If it is not there, or the Hub refuses or cannot be reached.
     """
-    folder = Path(snapshot_download(name, revision=revision, allow_patterns=list(SOURCE_FILES)))
-    refuse_other_kinds(read_config(folder), name)
-    commit = folder.name
-    snapshot_download(name, revision=commit, allow_patterns=[SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME])
-    if (folder / SAFE_WEIGHTS_INDEX_NAME).exists():
-        snapshot_download(name, revision=commit, allow_patterns=["model-*-of-*.safetensors"])
-    elif not (folder / SAFE_WEIGHTS_NAME).exists():
-        snapshot_download(name, revision=commit, allow_patterns=[WEIGHTS_NAME])
+    small = sorted({file for reader in READERS for file in reader.files})
+    folder = Path(snapshot_download(name, revision=revision, allow_patterns=small))
+    for files in reader_for(folder, name).weights:
+        snapshot_download(name, revision=folder.name, allow_patterns=list(files))
+        if (folder / files[0]).exists():
+            break
     return folder
 
 
-def read_model(folder: str | os.PathLike[str]) -> tuple[Any, Any]:
-    """Convert the model in a folder.
-
-    Parameters
-    ----------
-    folder : str | os.PathLike[str]
-        The folder.
-
-    Returns
-    -------
-    tuple[Any, Any]
-        The model, in evaluation mode, and its tokenizer.
-
-    Raises
-    ------
-    ValueError
-        If it is of a kind that cannot be converted, or its reader refuses it.
-    """
-    place = Path(folder)
-    config = read_config(place)
-    refuse_other_kinds(config, str(place))
-    return READERS[config["model_type"]](place)
-
-
-__all__ = ["READERS", "download", "read_model", "refuse_other_kinds"]
+__all__ = ["READERS", "download", "find_reader", "reader_for"]

@@ -13,6 +13,9 @@ from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, WEIGH
 
 from ..pretrained_vaswani import check_inside
 
+# The files of a model's weights on the Hub; the first group whose first file is there is used.
+WEIGHTS = ((SAFE_WEIGHTS_NAME,), (SAFE_WEIGHTS_INDEX_NAME, "model-*-of-*.safetensors"), (WEIGHTS_NAME,))
+
 
 def read_weights(folder: Path) -> dict[str, torch.Tensor]:
     """Read all weights of a model folder.
@@ -84,4 +87,4 @@ def _files(folder: Path) -> list[str]:
     raise ValueError(f"{folder} has no weights: neither {SAFE_WEIGHTS_NAME} nor {WEIGHTS_NAME}.")
 
 
-__all__ = ["read_weights"]
+__all__ = ["WEIGHTS", "read_weights"]

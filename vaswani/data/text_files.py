@@ -1,8 +1,9 @@
-"""Text files: lines from files and streams, and output files that a resumed run appends to."""
+"""Text files: lines from files and streams, JSON objects, and output files that a resumed run appends to."""
 
+import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 CHUNK = 65_536
 
@@ -163,4 +164,41 @@ def open_output(path: Path, resume: bool) -> tuple[BinaryIO, int]:
     return file, lines
 
 
-__all__ = ["check_output", "decode_line", "open_output", "read_aligned", "read_arriving", "read_lines"]
+def read_object(path: Path) -> dict[str, Any]:
+    """Read a JSON file that holds an object.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+
+    Returns
+    -------
+    dict[str, Any]
+        The object.
+
+    Raises
+    ------
+    ValueError
+        If there is no such file, or it holds something else.
+    """
+    if not path.is_file():
+        raise ValueError(f"There is no {path.name} in {path.parent}.")
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is not a JSON file: {error}.") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"{path} does not hold a JSON object.")
+    return value
+
+
+__all__ = [
+    "check_output",
+    "decode_line",
+    "open_output",
+    "read_aligned",
+    "read_arriving",
+    "read_lines",
+    "read_object",
+]

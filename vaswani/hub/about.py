@@ -6,8 +6,9 @@ from typing import Any
 import yaml
 from huggingface_hub.constants import REPOCARD_NAME
 
+from ..data.text_files import read_object
 from .card import METRICS, write_card
-from .results import PACKAGES, folder_results, read_object
+from .results import PACKAGES, folder_results
 
 ABOUT_FILE = "about.yaml"
 

@@ -280,10 +280,12 @@ def _conversion(conversion: dict[str, Any]) -> str:
     """Return what is known of a conversion, as a sentence."""
     check = conversion["check"]
     revision = f", revision {conversion['revision']}" if conversion["revision"] else ""
+    origin = f"These weights were converted from {conversion['source']}{revision}, a model of type {conversion['kind']}"
+    if not check["sentences"]:
+        return f"{origin}, and not compared with it."
     return (
-        f"These weights were converted from {conversion['source']}{revision}, a model of type {conversion['kind']}: on "
-        f"{check['sentences']} sentences, logits differed by at most {check['largest_difference']:.1e}, and "
-        f"{check['equal_translations']} translations were equal."
+        f"{origin}: on {check['sentences']} sentences, {check['measure']} differed by at most "
+        f"{check['largest_difference']:.1e}, and {check['equal_translations']} translations were equal."
     )
 
 

@@ -14,11 +14,11 @@ import yaml
 from huggingface_hub import ModelCard, constants
 from huggingface_hub.constants import REPOCARD_NAME
 from huggingface_hub.utils import WeakFileLock
-from transformers import AutoTokenizer, MarianMTModel, PreTrainedConfig
-from transformers.utils import is_sentencepiece_available, logging
+from transformers import AutoTokenizer
+from transformers.utils import CONFIG_NAME, cached_file, logging
 
-from ..convert.marian import read_config
-from ..convert.reading import READERS, download, read_model
+from ..convert.reader import Reader
+from ..convert.reading import download, find_reader, reader_for
 from ..modeling_vaswani import VaswaniForConditionalGeneration
 from .results import package_versions, write_results
 from .shipped import folder_or_name
@@ -90,12 +90,13 @@ def convert_model(
         raise FileExistsError(f"{target} exists already: choose another folder.")
     source = folder_or_name(source)
     place = _place_of(source, revision)
-    model, tokenizer = read_model(place)
+    reader = reader_for(place, source)
+    model, tokenizer = reader.read(place)
     is_folder = os.path.isdir(source)
     results: dict[str, Any] = {
         "conversion": {
             "about": _about(place, None if is_folder else str(source), tokenizer),
-            "kind": read_config(place)["model_type"],
+            "kind": reader.kind,
             "source": place.resolve().name if is_folder else str(source),
             "revision": None if is_folder else place.name,
             "versions": package_versions(),
@@ -104,7 +105,7 @@ def convert_model(
     with _unfinished(target) as unfinished:
         model.save_pretrained(unfinished)
         tokenizer.save_pretrained(unfinished)
-        results["conversion"]["check"] = _check(place, unfinished, list(sentences))
+        results["conversion"]["check"] = _check(reader, place, unfinished, list(sentences))
         write_results(unfinished, results)
         os.rename(unfinished, target)
     return results
@@ -137,7 +138,7 @@ def converted_folder(name: str | os.PathLike[str], revision: str | None = None) 
     Converted models are beside the Hub's cache, in `vaswani`: one folder for each name and commit, or for each folder
     and the sizes and times of its files. Processes that need the same one at the same time wait for the first.
     """
-    if _kind_of(name, revision) not in READERS:
+    if not _can_be_converted(name, revision):
         return name
     place = _place_of(name, revision)
     label = f"{str(name).replace('/', '--')}/{place.name}"
@@ -169,21 +170,26 @@ def describe(results: dict[str, Any]) -> str:
     """
     check = results["conversion"]["check"]
     number = check["sentences"]
+    if not number:
+        return f"not compared with the original: {check['reason']}."
     tokens = ""
     if check["equal_tokens"] is not None:
         tokens = f"; its tokenizer has equal ids for {check['equal_tokens']} of them"
     return (
-        f"logits differ by at most {check['largest_difference']:.1e}, and {check['equal_translations']} of {number} "
-        f"translations are equal to those of the original{tokens}."
+        f"{check['measure']} differ by at most {check['largest_difference']:.1e}, and {check['equal_translations']} of "
+        f"{number} translations are equal to those of the original{tokens}."
     )
 
 
-def _kind_of(name: str | os.PathLike[str], revision: str | None) -> str | None:
-    """Return the `model_type` of a configuration, or None where loading will say what is wrong."""
+def _can_be_converted(name: str | os.PathLike[str], revision: str | None) -> bool:
+    """Tell whether there is a reader; where something is missing or damaged, loading will say what."""
     try:
-        return PreTrainedConfig.get_config_dict(name, revision=revision)[0].get("model_type")
+        if os.path.isdir(name):
+            return find_reader(Path(name)) is not None
+        config = cached_file(str(name), CONFIG_NAME, revision=revision)
+        return config is not None and find_reader(Path(config).parent) is not None
     except (OSError, ValueError):
-        return None
+        return False
 
 
 def _place_of(source: str | os.PathLike[str], revision: str | None) -> Path:
@@ -227,39 +233,35 @@ def _unfinished(target: Path) -> Iterator[Path]:
 
 
 @torch.no_grad()
-def _check(source: Path, folder: Path, sentences: list[str]) -> dict[str, Any]:
-    """Compare the original with the folder: token ids, logits of the translations, translations."""
+def _check(reader: Reader, source: Path, folder: Path, sentences: list[str]) -> dict[str, Any]:
+    """Compare the original with the folder: token ids, figures of the translations, translations."""
     ours = VaswaniForConditionalGeneration.from_pretrained(folder, strict=True).eval()
     tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-    theirs: Any = MarianMTModel.from_pretrained(source, dtype=ours.dtype, local_files_only=True).eval()
-    difference, equal = 0.0, 0
+    try:
+        original = reader.original(source, ours.dtype)
+    except ImportError as error:
+        return {"sentences": 0, "reason": f"{error.name or error} is not installed"}
+    difference, equal, pad = 0.0, 0, ours.config.pad_token_id
     for start in range(0, len(sentences), BATCH):
         inputs = dict(tokenizer(sentences[start : start + BATCH], return_tensors="pt", padding=True, truncation=True))
-        outputs = [model.generate(**inputs, max_length=LONGEST, max_new_tokens=None) for model in (theirs, ours)]
-        width = max(output.shape[1] for output in outputs)
-        pad = ours.config.pad_token_id
-        padded = [torch.nn.functional.pad(each, (0, width - each.shape[1]), value=pad) for each in outputs]
+        theirs = original.translate(inputs, LONGEST)
+        found = ours.generate(**inputs, max_length=LONGEST, max_new_tokens=None)
+        width = max(theirs.shape[1], found.shape[1])
+        padded = [torch.nn.functional.pad(each, (0, width - each.shape[1]), value=pad) for each in (theirs, found)]
         equal += int((padded[0] == padded[1]).all(dim=1).sum())
-        is_token = (outputs[0] != pad) | (torch.arange(outputs[0].shape[1]) == 0)
-        logits = [model(**inputs, decoder_input_ids=outputs[0]).logits[is_token] for model in (theirs, ours)]
-        difference = max(difference, float((logits[0] - logits[1]).abs().max()))
+        difference = max(difference, original.difference(ours, inputs, theirs))
     if not difference <= TOLERANCE:
-        found = f"The converted model's logits differ from the original's by {difference:g}"
-        raise ValueError(f"{found}: it was not written.")
+        measured = f"The converted model's {original.measure} differ from the original's by {difference:g}"
+        raise ValueError(f"{measured}: it was not written.")
+    ids = [original.token_ids(text) for text in sentences]
+    equal_ids = sum(tokenizer(text)["input_ids"] == each for text, each in zip(sentences, ids, strict=True))
     return {
         "sentences": len(sentences),
+        "measure": original.measure,
         "largest_difference": difference,
         "equal_translations": equal,
-        "equal_tokens": _equal_tokens(source, tokenizer, sentences),
+        "equal_tokens": None if None in ids else equal_ids,
     }
-
-
-def _equal_tokens(source: Path, tokenizer: Any, sentences: list[str]) -> int | None:
-    """Count the sentences for which the original's tokenizer has the same token ids, where it can be loaded."""
-    if not is_sentencepiece_available():
-        return None
-    theirs = AutoTokenizer.from_pretrained(source, local_files_only=True, trust_remote_code=False)
-    return sum(theirs(text)["input_ids"] == tokenizer(text)["input_ids"] for text in sentences)
 
 
 __all__ = ["SENTENCES", "convert_model", "converted_folder", "describe"]

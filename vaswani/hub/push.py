@@ -13,10 +13,11 @@ from huggingface_hub.utils import httpx, validate_repo_id
 from safetensors import SafetensorError
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
+from ..data.text_files import read_object
 from ..pretrained_vaswani import check_model_folder
 from .card import card_for_folder, make_card
 from .loading import load_translator_parts, reason
-from .results import read_object, read_results
+from .results import read_results
 
 WEIGHTS = (SAFE_WEIGHTS_NAME, "model-*-of-*.safetensors", SAFE_WEIGHTS_INDEX_NAME)
 NEEDED = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")

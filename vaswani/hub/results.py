@@ -14,6 +14,7 @@ from transformers import AutoConfig, GenerationConfig
 from transformers.utils import CONFIG_NAME, GENERATION_CONFIG_NAME
 
 from ..configuration_vaswani import VaswaniConfig
+from ..data.text_files import read_object
 from ..modeling_vaswani import VaswaniForConditionalGeneration
 
 RESULTS_FILE = "results.json"
@@ -290,33 +291,6 @@ def read_results(folder: Path) -> dict[str, Any]:
     return read_object(path) if path.is_file() else {}
 
 
-def read_object(path: Path) -> dict[str, Any]:
-    """Read a JSON file that holds an object.
-
-    Parameters
-    ----------
-    path : Path
-        The file.
-
-    Returns
-    -------
-    dict[str, Any]
-        The object.
-
-    Raises
-    ------
-    ValueError
-        If it is not such a file.
-    """
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is not a JSON file: {error}.") from None
-    if not isinstance(value, dict):
-        raise ValueError(f"{path} holds no JSON object.")
-    return value
-
-
 def write_results(folder: Path, results: dict[str, Any]) -> None:
     """Write results into a folder.
 
@@ -338,7 +312,6 @@ __all__ = [
     "last_logged",
     "model_facts",
     "package_versions",
-    "read_object",
     "read_results",
     "recipe_facts",
     "run_results",
