@@ -79,7 +79,8 @@ def fast_encoding(forward: Callable[..., Any]) -> Callable[..., Any]:
     Callable[..., Any]
         The method that asks the door first.
     """
-    names = list(inspect.signature(forward).parameters)[1:]
+    signature = inspect.signature(forward)
+    names = list(signature.parameters)[1:]
 
     @functools.wraps(forward)
     def encode(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -100,6 +101,7 @@ def fast_encoding(forward: Callable[..., Any]) -> Callable[..., Any]:
             check_model_inputs(arguments, self.config.vocab_size, self.config.source_vocab_size)
             raise
 
+    vars(encode)["__signature__"] = signature  # `generate()` asks for it again and again
     return encode
 
 
@@ -116,7 +118,8 @@ def fast_training_step(forward: Callable[..., Any]) -> Callable[..., Any]:
     Callable[..., Any]
         The method that asks the door first.
     """
-    names = list(inspect.signature(forward).parameters)[1:]
+    signature = inspect.signature(forward)
+    names = list(signature.parameters)[1:]
 
     @functools.wraps(forward)
     def step(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -137,6 +140,7 @@ def fast_training_step(forward: Callable[..., Any]) -> Callable[..., Any]:
             check_model_inputs(arguments, self.config.vocab_size, self.config.source_vocab_size)
             raise
 
+    vars(step)["__signature__"] = signature
     return step
 
 

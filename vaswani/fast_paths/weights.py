@@ -1,6 +1,9 @@
 """The weights of some modules at one moment, to find out later whether they changed."""
 
+from operator import attrgetter, methodcaller
 from typing import Any
+
+VERSION, PLACE = attrgetter("_version"), methodcaller("data_ptr")
 
 
 class Weights:
@@ -16,14 +19,21 @@ class Weights:
         self._modules = modules
         self._kept_alive, self._versions = self._read()
 
-    def _read(self) -> tuple[list[Any], list[tuple[int, int, int]]]:
+    def _read(self) -> tuple[list[Any], list[Any]]:
         """Return the weights, and what changes when torch changes or replaces one of them."""
         weights, modules = [], list(self._modules)
         while modules:  # ten times as fast as `parameters()`, and this is read several times in a call
             own = modules.pop().__dict__
-            weights += [weight for weight in own["_parameters"].values() if weight is not None]
-            modules += own["_modules"].values()
-        return weights, [(id(each), 0 if each.is_inference() else each._version, each.data_ptr()) for each in weights]
+            if own["_modules"]:
+                modules += own["_modules"].values()
+            if own["_parameters"]:
+                weights += own["_parameters"].values()
+        weights = [weight for weight in weights if weight is not None]
+        try:
+            versions = list(map(VERSION, weights))
+        except RuntimeError:  # tensors made in inference mode have none
+            versions = [0 if weight.is_inference() else weight._version for weight in weights]
+        return weights, [*map(id, weights), *versions, *map(PLACE, weights)]
 
     def check(self) -> None:
         """Raise an error if torch changed or replaced one of the weights since.

@@ -22,7 +22,7 @@ from .product import pack, pack_quantised, padded, quantise
 # The activations that the kernels know, by the numbers of `enum activation` of stack.h.
 ACTIVATIONS: dict[type[nn.Module], int] = {nn.ReLU: 0, nn.SiLU: 1, SiLUActivation: 1}
 # Inputs of a weight from which on summing up the lanes of a register is little of the work.
-DEEP = 256
+DEEP = 512
 # Attention modules, norms and linear layers of a layer, by the names of the structure's fields.
 _SELF, _CROSS = "self_attn", "encoder_attn"
 
@@ -64,7 +64,7 @@ def is_deep(weight: torch.Tensor) -> bool:
     Returns
     -------
     bool
-        Whether it has 256 inputs or more, in single precision.
+        Whether it has 512 inputs or more, in single precision.
     """
     return weight.dtype == torch.float32 and weight.ndim == 2 and weight.shape[1] >= DEEP
 
