@@ -2,6 +2,7 @@
 
 import itertools
 import random
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -290,7 +291,7 @@ def loops(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         {"max_length": 3, "forced_bos_token_id": 6},
         {"forced_bos_token_id": 1},
     ],
-    ids=str,
+    ids=lambda options: re.sub(" object at 0x[0-9a-f]+", "", str(options)),
 )
 def test_everything_else_is_left_to_the_loop_of_transformers(options: dict[str, Any], loops: list[str]) -> None:
     model = lively_model(3)
