@@ -23,6 +23,7 @@ from tests.conftest import SHAPES
 from tests.translations import WORDS, lively_model, padded, sources, take
 from vaswani import VaswaniForConditionalGeneration
 from vaswani.beam_search_vaswani import TransformersSearch
+from vaswani.generation_vaswani import SCORES_ONLY
 from vaswani.search_rules_vaswani import rules_of_transformers
 
 FAST = ("kernels", "torch")
@@ -66,8 +67,9 @@ def both(
         with pytest.MonkeyPatch.context() as patch:
             if way == path:
                 patch.setattr(GenerationMixin, "_beam_search", None)
-            scores = {"output_scores": True} if way == "plain" else {}
-            found.append(model.generate(**given, return_dict_in_generate=True, **scores))
+            scores = {"output_scores": way == "plain", SCORES_ONLY: way == path}
+            vars(model.generation_config).update(return_dict_in_generate=True, **scores)
+            found.append(model.generate(**given))
     return found[1], found[0]
 
 
@@ -274,6 +276,7 @@ def loops(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         {"suppress_tokens": [5]},
         {"bad_words_ids": [[4, 5]]},
         {"forced_eos_token_id": [1, 5]},
+        {"return_dict_in_generate": True},
         {"return_dict_in_generate": True, "output_scores": True},
         {"return_dict_in_generate": True, "output_logits": True},
         {"return_dict_in_generate": True, "output_attentions": True},

@@ -67,6 +67,9 @@ from .search_rules_vaswani import (
 
 # Forms of the length penalty: GNMT's ((5 + |Y|) / 6)^alpha, which the paper uses, and transformers' |Y|^alpha.
 LENGTH_PENALTY_FORMS = ("gnmt", "power")
+# Attribute of a generation configuration whose caller reads sequences and their scores, and none of the other things that
+# transformers returns with them, such as the cache.
+SCORES_ONLY = "_scores_only"
 # Rows whose probabilities are formed at a time when translations are scored.
 ROWS_AT_A_TIME = 512
 
@@ -469,7 +472,7 @@ def _fast_search(
 ) -> Any:
     """Search as transformers does, greedily or by beams, with a fast decoder; None where its own loop has to."""
     beams, width = config.num_beams, input_ids.shape[1]
-    is_recorded = config.return_dict_in_generate and (config.output_scores or config.output_logits)
+    is_recorded = config.return_dict_in_generate and not getattr(config, SCORES_ONLY, False)
     has_own_cache = getattr(arguments.get("past_key_values"), "_is_user_defined", False)
     if config.do_sample or is_recorded or has_own_cache or config.low_memory or config._pad_token_tensor is None:
         return None
@@ -685,4 +688,4 @@ def _collect(
     )
 
 
-__all__ = ["VaswaniGenerationMixin", "chosen_or_paper_config", "paper_generation_config"]
+__all__ = ["SCORES_ONLY", "VaswaniGenerationMixin", "chosen_or_paper_config", "paper_generation_config"]

@@ -14,7 +14,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import GenerationConfig, PreTrainedTokenizerBase, TorchAoConfig
 
 from ..data.batching import PairCollator
-from ..generation_vaswani import paper_generation_config
+from ..generation_vaswani import SCORES_ONLY, paper_generation_config
 from ..hub.loading import load_translator_parts, panics_as_errors
 
 # Lines that are read at once, sorted by length and put into batches.
@@ -310,6 +310,7 @@ class Translator:
         config = copy.copy(self.generation_config)
         config.num_return_sequences = nbest
         config.return_dict_in_generate = True
+        setattr(config, SCORES_ONLY, True)
         return without_idle_options(config)
 
     # --- lines into parts
