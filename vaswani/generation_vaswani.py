@@ -67,8 +67,8 @@ from .search_rules_vaswani import (
 
 # Forms of the length penalty: GNMT's ((5 + |Y|) / 6)^alpha, which the paper uses, and transformers' |Y|^alpha.
 LENGTH_PENALTY_FORMS = ("gnmt", "power")
-# Attribute of a generation configuration whose caller reads sequences and their scores, and none of the other things that
-# transformers returns with them, such as the cache.
+# Attribute of a generation configuration whose caller reads sequences and their scores, and none of the other things
+# that transformers returns with them, such as the cache.
 SCORES_ONLY = "_scores_only"
 # Rows whose probabilities are formed at a time when translations are scored.
 ROWS_AT_A_TIME = 512
