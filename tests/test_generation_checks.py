@@ -316,11 +316,12 @@ def test_damaged_weights_are_a_value_error(saved_folder: str, tmp_path: Path) ->
         VaswaniForConditionalGeneration.from_pretrained(folder)
 
 
-@pytest.mark.parametrize("pad", [0, -1])
+@pytest.mark.parametrize(("end", "pad"), [(-1, 0), (-1, -1), ([], 0)])
 @pytest.mark.parametrize(
-    "options", [{"num_beams": 1}, {"num_beams": 3}, {"num_beams": 3, "length_penalty_form": "power"}]
+    "options",
+    [{"num_beams": 1}, {"num_beams": 3}, {"num_beams": 3, "length_penalty_form": "power"}],
 )
-def test_minus_one_stands_for_no_end_token(options: dict[str, Any], pad: int) -> None:
+def test_minus_one_and_an_empty_list_stand_for_no_end_token(options: dict[str, Any], end: Any, pad: int) -> None:
     model = tiny_model().eval()
     found = []
     for fast in (True, False):
@@ -328,7 +329,7 @@ def test_minus_one_stands_for_no_end_token(options: dict[str, Any], pad: int) ->
         inputs = torch.tensor([[5, 6, 1], [7, 8, 9]])
         mask = torch.ones_like(inputs)
         found.append(
-            model.generate(inputs, attention_mask=mask, eos_token_id=-1, pad_token_id=pad, max_new_tokens=7, **options)
+            model.generate(inputs, attention_mask=mask, eos_token_id=end, pad_token_id=pad, max_new_tokens=7, **options)
         )
     assert found[0].shape == (2, 8)
     assert torch.equal(*found)

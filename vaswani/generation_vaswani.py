@@ -303,6 +303,8 @@ class VaswaniGenerationMixin(GenerationMixin):
         form = getattr(prepared, "length_penalty_form", None)
         if form not in (None, *LENGTH_PENALTY_FORMS):
             raise ValueError(f"length_penalty_form is {form!r}; it must be one of {LENGTH_PENALTY_FORMS}.")
+        if prepared.eos_token_id == []:  # transformers' beam search asks for the first one
+            prepared.eos_token_id = None
         check_token_fields(prepared, self._vocab_size())
         check_search_options(prepared)
         return prepared, model_kwargs

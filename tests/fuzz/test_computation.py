@@ -35,7 +35,8 @@ def test_encodings_agree(data: st.DataObject) -> None:
 
     def encode() -> torch.Tensor:
         with torch.no_grad():
-            return model.get_encoder()(**batch).last_hidden_state[real]
+            states = model.get_encoder()(**batch).last_hidden_state
+            return states[real] if states.shape[:2] == real.shape else states
 
     assert_paths_agree(model, encode, assert_same_numbers)
 
