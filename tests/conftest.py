@@ -6,6 +6,8 @@ from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+if "PYTEST_XDIST_WORKER" in os.environ:  # there is a worker for each core
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 import torch

@@ -150,13 +150,13 @@ def test_every_option_in_the_text_exists(capsys: pytest.CaptureFixture[str]) -> 
 
 def test_continuous_integration_finds_the_command_that_tests() -> None:
     first = next(line for line in README.splitlines() if "pytest" in line)
-    assert first == 'pip install -c constraints.txt -e ".[test]" && pytest'
+    assert first == 'pip install -c constraints.txt -e ".[test]" && pytest -n auto'
 
 
 def test_the_readme_has_its_commands() -> None:
     assert blocks(README, "bash") == [
         'pip install -c constraints.txt . && vaswani translate "Where is the station?"',
-        'pip install -c constraints.txt -e ".[test]" && pytest',
+        'pip install -c constraints.txt -e ".[test]" && pytest -n auto',
         "vaswani translate --input test.en --output test.de\n"
         "vaswani evaluate --hypothesis test.de --reference reference.de",
         "vaswani train --train train.en train.de --valid valid.en valid.de --preset base "
