@@ -339,6 +339,10 @@ def training_paths(model: Any, arguments: dict[str, Any]) -> tuple[tuple[str, st
         reason = "inputs_embeds of another precision"
     elif masks[1] is not None and ((arguments["labels"] != IGNORE_INDEX) & (masks[1] == 0)).any():
         reason = "labels where decoder_attention_mask is 0"
+    elif model.config.position_encoding != "sinusoidal" and (
+        arguments["labels"].shape[1] > model.config.max_position_embeddings
+    ):
+        reason = "labels, padding included, that are longer than the table of positions"
     else:
         reason = _why_not_unpad(model)
     loss_reason = "" if is_plain_cpu(*tensors) else "not plain tensors on the CPU"

@@ -158,6 +158,18 @@ def test_labels_outside_the_vocabulary_are_an_error() -> None:
             model_in("torch")(**batch, decoder_input_ids=decoder_input_ids)
 
 
+@pytest.mark.parametrize("fast", [True, False])
+def test_labels_longer_than_a_table_of_positions_are_an_error_on_every_path(fast: bool) -> None:
+    model = tiny_model(position_encoding="learned", max_position_embeddings=7).train()
+    model.set_fast_paths(fast)
+    batch = ragged_batch()
+    batch["labels"] = torch.nn.functional.pad(batch["labels"], (0, 1), value=-100)
+    assert model(**batch).loss.isfinite()
+    batch["labels"] = torch.nn.functional.pad(batch["labels"], (0, 1), value=-100)
+    with pytest.raises(ValueError, match="longer than the 7 positions in this model's table"):
+        model(**batch)
+
+
 def test_dropout_on_attention_weights_is_there(unpaddings) -> None:
     model = model_in("torch", attention_dropout=0.5)
     losses = [model(**ragged_batch()).loss.item() for _ in range(2)]
