@@ -334,3 +334,14 @@ def test_minus_one_and_an_empty_list_stand_for_no_end_token(options: dict[str, A
     assert found[0].shape == (2, 8)
     assert torch.equal(*found)
     assert (found[0] >= 0).all()
+
+
+@pytest.mark.parametrize("form", ["gnmt", "power"])
+@pytest.mark.parametrize("beams", [1, 3])
+def test_without_a_token_for_padding_the_search_pads_with_that_of_the_model(beams: int, form: str) -> None:
+    model = tiny_model(pad_token_id=4).eval()
+    options = {"num_beams": beams, "length_penalty_form": form, "eos_token_id": None, "max_new_tokens": 5}
+    inputs = torch.tensor([[5, 6, 1]])
+    expected = model.generate(inputs, pad_token_id=4, **options)
+    model.generation_config.pad_token_id = model.generation_config.eos_token_id = None
+    assert torch.equal(model.generate(inputs, **options), expected)

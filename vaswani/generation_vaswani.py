@@ -305,6 +305,8 @@ class VaswaniGenerationMixin(GenerationMixin):
             raise ValueError(f"length_penalty_form is {form!r}; it must be one of {LENGTH_PENALTY_FORMS}.")
         if prepared.eos_token_id == []:  # transformers' beam search asks for the first one
             prepared.eos_token_id = None
+        if prepared.pad_token_id is None:
+            prepared.pad_token_id = self.config.pad_token_id
         check_token_fields(prepared, self._vocab_size())
         check_search_options(prepared)
         return prepared, model_kwargs
