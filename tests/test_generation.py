@@ -252,6 +252,18 @@ def test_a_beginning_that_is_too_long_is_an_error() -> None:
         lively_model().generate(torch.tensor([[5, 1]]), decoder_input_ids=prompts, max_tokens_beyond_input=1)
 
 
+def test_greedy_search_appends_a_token_to_a_prompt_that_is_as_long_as_its_limit() -> None:
+    model = tiny_model()
+    inputs = torch.tensor([[5, 6, 1], [7, 1, 0]])
+    found = []
+    for fast in (True, False):
+        model.set_fast_paths(fast)
+        options = {"decoder_input_ids": torch.tensor([[2, 9, 8, 7], [2, 6, 5, 4]]), "max_tokens_beyond_input": 0}
+        found.append(model.generate(inputs, attention_mask=(inputs > 0).long(), num_beams=1, **options))
+    assert torch.equal(*found)
+    assert found[0].shape == (2, 5)
+
+
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("word", [-1, WORDS])
 def test_a_forced_word_must_be_in_the_vocabulary(word: int, path: str) -> None:

@@ -560,7 +560,9 @@ def _searches(
     searches = []
     for index, (real, last) in enumerate(zip(prompt_mask.sum(dim=-1).tolist(), columns, strict=True)):
         forced, limit = real - 1, last - 1 - (width - real)
-        if is_papers and forced >= limit:
+        if (
+            is_papers and config.num_beams > 1 and forced >= limit
+        ):  # greedy search appends a token, as transformers' does
             raise ValueError(
                 f"Translation {index} of the batch shall begin with {forced} given tokens, but may have at most "
                 f"{limit} tokens. Give fewer, or raise max_new_tokens."
