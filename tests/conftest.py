@@ -30,6 +30,7 @@ SHAPES = {
     "deeper decoder": {"encoder_layers": 1, "decoder_layers": 3},
     "learned positions": {"position_encoding": "learned", "max_position_embeddings": 32},
     "biases": {"attention_bias": True},
+    "final norms": {"final_layer_norm": True},
     "untied": {"tie_word_embeddings": False},
     "converted": {
         "activation_function": "swish",

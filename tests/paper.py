@@ -54,6 +54,11 @@ def embed(ids: np.ndarray, w: Weights, stack: str) -> np.ndarray:
     return matrix[ids] * np.sqrt(d_model) + positions
 
 
+def final_norm(x: np.ndarray, w: Weights, stack: str, eps: float) -> np.ndarray:
+    name = f"{stack}.final_layer_norm"
+    return layer_norm(x, w, name, eps) if f"{name}.weight" in w else x
+
+
 def logits(source: list[int], target: list[int], w: Weights, config: object) -> np.ndarray:
     """Score each next word after the start symbol and each word of `target`, for one sentence without padding."""
     heads, eps, activation = config.num_attention_heads, config.layer_norm_eps, config.activation_function
@@ -64,7 +69,7 @@ def logits(source: list[int], target: list[int], w: Weights, config: object) -> 
         x = layer_norm(x + attended, w, f"{layer}.self_attn_layer_norm", eps)
         transformed = feed_forward(x, w, f"{layer}.feed_forward", activation)
         x = layer_norm(x + transformed, w, f"{layer}.feed_forward_layer_norm", eps)
-    memory = x
+    memory = final_norm(x, w, "model.encoder", eps)
     x = embed(np.array([config.decoder_start_token_id, *target]), w, "model.decoder")
     for n in range(config.decoder_layers):
         layer = f"model.decoder.layers.{n}"
@@ -74,7 +79,7 @@ def logits(source: list[int], target: list[int], w: Weights, config: object) -> 
         x = layer_norm(x + attended, w, f"{layer}.encoder_attn_layer_norm", eps)
         transformed = feed_forward(x, w, f"{layer}.feed_forward", activation)
         x = layer_norm(x + transformed, w, f"{layer}.feed_forward_layer_norm", eps)
-    return linear(x, w, "lm_head")
+    return linear(final_norm(x, w, "model.decoder", eps), w, "lm_head")
 
 
 def smoothed_loss(scores: np.ndarray, words: list[int], eps: float) -> float:

@@ -722,3 +722,19 @@ def test_the_decoder_may_have_another_inner_width() -> None:
     assert (model.config.encoder_ffn_dim, model.config.decoder_ffn_dim) == (32, 24)
     assert tiny_config().decoder_ffn_dim == 32
     assert tiny_config(decoder_ffn_dim=24).d_ff_decoder == 24
+
+
+def test_final_norms_have_one_weight_and_bias_a_stack_and_the_epsilon_of_the_others() -> None:
+    model = tiny_model(final_layer_norm=True, layer_norm_eps=0.25)
+    plain = tiny_model(final_layer_norm=False, layer_norm_eps=0.25)
+    assert model.num_parameters() - plain.num_parameters() == 4 * model.config.d_model
+    plain.load_state_dict(model.state_dict(), strict=False)
+    tokens = torch.tensor([[5, 6, 1]])
+    encoded = plain.model.encoder(tokens).last_hidden_state
+    weight, bias = torch.randn(16), torch.randn(16)
+    model.model.encoder.final_layer_norm.load_state_dict({"weight": weight, "bias": bias})
+    centred = encoded - encoded.mean(-1, keepdim=True)
+    expected = centred / (centred.square().mean(-1, keepdim=True) + 0.25).sqrt() * weight + bias
+    output = model.model.encoder(tokens, output_hidden_states=True)
+    assert_close(output.last_hidden_state, expected)
+    assert_close(output.hidden_states[-1], expected)

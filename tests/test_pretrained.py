@@ -233,3 +233,6 @@ def test_options_add_only_their_own_parameters() -> None:
     biases = set(tiny_model(attention_bias=True).state_dict()) - plain
     assert biases == {name.replace("weight", "bias") for name in plain if "_proj" in name}
     assert set(tiny_model(tie_word_embeddings=False).state_dict()) == plain
+    assert set(tiny_model(final_layer_norm=True).state_dict()) - plain == {
+        f"model.{stack}.final_layer_norm.{kind}" for stack in ("encoder", "decoder") for kind in ("weight", "bias")
+    }

@@ -123,6 +123,9 @@ class VaswaniConfig(PreTrainedConfig):
         Whether the four projections of an attention sub-layer have biases.
     output_bias : bool, default=False
         Whether the output projection has a bias. Not in the paper; converted models need it.
+    final_layer_norm : bool, default=False
+        Whether the last layer of each stack is followed by one more layer normalisation. Not in the paper; converted
+        models need it.
     layer_norm_eps : float | int, default=1e-6
         Added to the variance inside layer normalisation.
     pad_token_id : int, default=0
@@ -184,6 +187,7 @@ class VaswaniConfig(PreTrainedConfig):
     activation_function: str = "relu"
     attention_bias: bool = False
     output_bias: bool = False
+    final_layer_norm: bool = False
     layer_norm_eps: float | int = 1e-6
     pad_token_id: int = 0
     eos_token_id: int | list[int] | None = 1
@@ -317,7 +321,9 @@ class VaswaniConfig(PreTrainedConfig):
         embeddings = entries * self.d_model + int(self.output_bias) * self.vocab_size
         if self.position_encoding != "sinusoidal":
             embeddings += 2 * self.max_position_embeddings * self.d_model
-        return embeddings + self.encoder_layers * encoder_layer + self.decoder_layers * decoder_layer
+        final_norms = 2 * norm * int(self.final_layer_norm)
+        layers = self.encoder_layers * encoder_layer + self.decoder_layers * decoder_layer
+        return embeddings + layers + final_norms
 
     def _check_values(self) -> None:
         """Raise a ValueError that names the first field with a nonsensical value and what is allowed."""

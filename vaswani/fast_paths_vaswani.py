@@ -49,8 +49,8 @@ _ENCODED_WITH = "_encoded_with"
 DECIDED_FIELDS = {
     **dict.fromkeys(
         "vocab_size source_vocab_size d_model d_ff d_ff_decoder num_attention_heads encoder_layers decoder_layers "
-        "attention_bias output_bias layer_norm_eps dropout activation_dropout activation_function "
-        "tie_word_embeddings".split(),
+        "attention_bias output_bias final_layer_norm layer_norm_eps dropout activation_dropout "
+        "activation_function tie_word_embeddings".split(),
         "read from the modules",
     ),
     **dict.fromkeys("d_k d_v attention_dropout".split(), "read from the configuration of each attention module"),

@@ -471,6 +471,9 @@ class VaswaniStack(VaswaniPreTrainedModel):
         elif config.position_encoding == "fixed":
             self.register_buffer("position_table", torch.empty(config.max_position_embeddings, config.d_model))
         self.dropout = nn.Dropout(config.dropout)
+        self.final_layer_norm: nn.Module = nn.Identity()  # a layer of the paper ends with its own
+        if config.final_layer_norm:
+            self.final_layer_norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)
         self.gradient_checkpointing = False
 
     def encode_positions(self, position_ids: torch.Tensor) -> torch.Tensor:
@@ -533,9 +536,7 @@ class VaswaniEncoder(VaswaniStack):
 
     def __init__(self, config: VaswaniConfig) -> None:
         super().__init__(config, config.source_vocab_size or config.vocab_size)
-        self.layers = nn.ModuleList(
-            VaswaniEncoderLayer(config, layer_idx) for layer_idx in range(config.encoder_layers)
-        )
+        self.layers = nn.ModuleList(VaswaniEncoderLayer(config, idx) for idx in range(config.encoder_layers))
         self.post_init()
 
     @merge_with_config_defaults
@@ -584,7 +585,7 @@ class VaswaniEncoder(VaswaniStack):
         )
         for layer in self.layers:
             hidden_states = layer(hidden_states, visible, **kwargs)
-        return BaseModelOutput(last_hidden_state=hidden_states)
+        return BaseModelOutput(last_hidden_state=self.final_layer_norm(hidden_states))
 
 
 class VaswaniDecoder(VaswaniStack):
@@ -612,9 +613,7 @@ class VaswaniDecoder(VaswaniStack):
 
     def __init__(self, config: VaswaniConfig) -> None:
         super().__init__(config, config.vocab_size)
-        self.layers = nn.ModuleList(
-            VaswaniDecoderLayer(config, layer_idx) for layer_idx in range(config.decoder_layers)
-        )
+        self.layers = nn.ModuleList(VaswaniDecoderLayer(config, idx) for idx in range(config.decoder_layers))
         self.post_init()
 
     @merge_with_config_defaults
@@ -699,7 +698,7 @@ class VaswaniDecoder(VaswaniStack):
                 **kwargs,
             )
         return BaseModelOutputWithPastAndCrossAttentions(
-            last_hidden_state=hidden_states, past_key_values=past_key_values
+            last_hidden_state=self.final_layer_norm(hidden_states), past_key_values=past_key_values
         )
 
 

@@ -15,6 +15,7 @@ from vaswani.convert.requirements import refuse_what_peers_lack
         ({"eos_token_id": [1, 3]}, "eos_token_id"),
         ({"activation_function": "swish"}, "activation_function='swish'; the peers can only have 'relu'"),
         ({"output_bias": True}, "output_bias=True; the peers can only have False"),
+        ({"final_layer_norm": True}, "final_layer_norm=True; the peers can only have False"),
         ({"source_vocab_size": 53}, "source_vocab_size=53; the peers can only have None"),
         ({"d_ff_decoder": 24}, "d_ff_decoder=24; the peers can only have None"),
     ],

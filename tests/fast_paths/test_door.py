@@ -204,6 +204,18 @@ VARIANTS: dict[str, Callable[[Any], Any]] = {
     "weights with other strides": transposed_weight,
     "an expanded weight": expanded_norm,
     "a norm without bias": attribute(f"{LAST}.self_attn_layer_norm", "bias", None),
+    "a final norm of another epsilon": attribute("model.encoder.final_layer_norm", "eps", 0.5),
+    "a final norm without weights": attribute(
+        "model.decoder", "final_layer_norm", nn.LayerNorm(16, elementwise_affine=False)
+    ),
+    "a final norm of another kind": attribute("model.encoder", "final_layer_norm", nn.RMSNorm(16)),
+    "no final norm": attribute("model.decoder", "final_layer_norm", nn.Identity()),
+    "a function instead of a final norm": lambda model: (
+        delattr(model.model.decoder, "final_layer_norm"),
+        setattr(model.model.decoder, "final_layer_norm", torch.tanh),
+    ),
+    "forward of a final norm": instance_forward("model.decoder.final_layer_norm"),
+    "hook of a final norm": hook("model.encoder.final_layer_norm"),
     "a renormalised embedding": attribute("model.decoder.embed_tokens", "max_norm", 0.5),
     "more rows in the head": more_rows_in_the_head,
     "parametrised weights": parametrised,
@@ -220,10 +232,14 @@ VARIANTS: dict[str, Callable[[Any], Any]] = {
 FAILING_BOTH_WAYS = {"a weight in double precision": "dtype", "more rows in the head": "lm_head has 65 rows"}
 
 
+def variant(name: str) -> Any:
+    return model_for(VARIANTS[name], final_layer_norm="final norm" in name)
+
+
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
 @pytest.mark.parametrize("name", VARIANTS)
 def test_variants_compute_the_same_with_and_without_fast_paths(name: str) -> None:
-    model = model_for(VARIANTS[name])
+    model = variant(name)
     if name in FAILING_BOTH_WAYS:
         for fast in (True, False):
             with pytest.raises((RuntimeError, ValueError), match=FAILING_BOTH_WAYS[name]):
@@ -234,12 +250,12 @@ def test_variants_compute_the_same_with_and_without_fast_paths(name: str) -> Non
 
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
 def test_the_variants_change_something() -> None:
-    unchanged = results(model_for(), False)
+    unchanged = {is_final: results(model_for(final_layer_norm=is_final), False) for is_final in (False, True)}
     without_effect = {"weights with other strides", "a causal encoder layer", "a sparse weight"}
     without_effect |= {name for name in VARIANTS if name.startswith("subclass of the ") and " in a" in name}
     for name in VARIANTS.keys() - FAILING_BOTH_WAYS.keys() - without_effect:
-        changed = results(model_for(VARIANTS[name]), False)
-        assert any(not torch.equal(changed[what], unchanged[what]) for what in ("states", "scores", "loss")), name
+        changed, before = results(variant(name), False), unchanged["final norm" in name]
+        assert any(not torch.equal(changed[what], before[what]) for what in ("states", "scores", "loss")), name
 
 
 @pytest.mark.parametrize(
@@ -253,6 +269,7 @@ def test_the_variants_change_something() -> None:
         (nn.LayerNorm, "forward"),
         (nn.ReLU, "forward"),
         (nn.ReLU, "__call__"),
+        (nn.Identity, "forward"),
         (nn.Module, "_call_impl"),
         (torch, "relu"),
         (modeling_vaswani, "sinusoidal_positions"),
@@ -351,6 +368,7 @@ def test_the_fast_paths_are_taken_and_explained() -> None:
         pytest.skip("the kernels were not built")
     model = model_for()
     assert explain(model) == dict.fromkeys(KINDS, "kernels")
+    assert explain(model_for(final_layer_norm=True)) == dict.fromkeys(KINDS, "kernels")
     assert explain(model_for(activation_function="gelu"))["encoding"] == (
         "torch (layers.0.feed_forward.activation is neither ReLU nor SiLU)"
     )

@@ -33,6 +33,7 @@ def configurations(draw: st.DrawFn) -> dict[str, Any]:
         "encoder_layers": draw(st.integers(1, 2)),
         "decoder_layers": draw(st.integers(1, 2)),
         "attention_bias": draw(st.booleans()),
+        "final_layer_norm": draw(mostly(st.just(False), st.just(True), 2)),
         "tie_word_embeddings": draw(mostly(st.just(True), st.just(False), 3)),
         "position_encoding": draw(mostly(st.just("sinusoidal"), st.just("learned"), 4)),
         "max_position_embeddings": draw(st.integers(3, 40)),

@@ -61,6 +61,7 @@ class Stack(nn.Module):
         super().__init__()
         self.layers = nn.ModuleList([Layer(d_model, *sizes[:-2], d_ff, *sizes[-2:]) for d_ff in widths])
         self.embed_tokens = nn.Embedding(embeddings, d_model)
+        self.final_layer_norm: nn.Module = nn.Identity()
         self.embed_scale = d_model**0.5
         self.d_model = d_model
 
@@ -87,12 +88,16 @@ class Model(nn.Module):
         output_bias: bool = False,
         activation: type[nn.Module] = nn.ReLU,
         positions: int | None = None,
+        final_norm: bool = False,
     ) -> None:
         super().__init__()
         self.encoder = Stack(embeddings, list(widths), d_model, heads, d_k, d_v, bias, False)
         self.model = nn.Module()
         self.model.decoder = Stack(embeddings, list(widths), d_model, heads, d_k, d_v, bias, True)
         self.lm_head = nn.Linear(d_model, vocabulary, bias=output_bias)
+        if final_norm:
+            self.encoder.final_layer_norm = nn.LayerNorm(d_model, eps=4e-3)
+            self.model.decoder.final_layer_norm = nn.LayerNorm(d_model, eps=5e-3)
         with torch.no_grad():
             for parameter in self.parameters():
                 parameter.copy_(0.4 * torch.randn_like(parameter))
@@ -112,7 +117,7 @@ class Model(nn.Module):
         states = states.double()
         for layer in stack.layers:
             states = layer(states, None, mask.bool()[:, None, None, :], None)
-        return states
+        return stack.final_layer_norm(states)
 
     def logits(self, memory: torch.Tensor, mask: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
         """Return logits (sequences, length, vocabulary) in double precision."""
@@ -123,7 +128,7 @@ class Model(nn.Module):
         own = torch.ones(length, length, dtype=torch.bool).tril()
         for layer in stack.layers:
             states = layer(states, memory.double(), own, mask.bool()[:, None, None, :])
-        return head(states)
+        return head(stack.final_layer_norm(states))
 
 
 def ragged_mask(*lengths: int) -> torch.Tensor:

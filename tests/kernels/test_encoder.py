@@ -14,6 +14,7 @@ SIZES: dict[str, dict[str, Any]] = {
     "one of everything": {"d_model": 1, "heads": 1, "d_k": 1, "d_v": 1, "widths": (1,)},
     "whole panels": {"d_model": 64, "heads": 4, "d_k": 16, "d_v": 16, "widths": (128, 256)},
     "SiLU": {"activation": torch.nn.SiLU},
+    "final norm": {"final_norm": True},
     "deep": {"d_model": 520, "heads": 2, "d_k": 9, "d_v": 33, "widths": (1040,), "bias": False},
 }
 

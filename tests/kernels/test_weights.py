@@ -148,7 +148,7 @@ def assert_computes_as_torch(model: Model) -> None:
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
 def test_a_change_of_any_weight_is_noticed(kernels: Any, change: Any) -> None:
-    model = Model(widths=(8,))
+    model = Model(widths=(8,), final_norm=True)
     for name, weight in model.named_parameters():
         if weight.ndim == 1 and change is CHANGES["data, not contiguous"]:
             continue
@@ -174,6 +174,20 @@ def test_numbers_of_modules_are_noticed_and_believed(kernels: Any) -> None:
     model.model.decoder.embed_scale = 7.0
     assert PackedWeights.of(model.model.decoder, model.lm_head).structure.embed_scale == 7
     assert decoder.structure.embed_scale == 4
+
+
+def test_a_final_norm_that_comes_goes_or_changes_is_noticed(kernels: Any) -> None:
+    model = Model()
+    stacks = model.encoder, model.model.decoder
+    for norm in (torch.nn.LayerNorm(16), torch.nn.LayerNorm(16, eps=0.1), torch.nn.Identity()):
+        for stack in stacks:
+            stack.final_layer_norm = norm
+        assert_computes_as_torch(model)
+    for stack in stacks:
+        stack.final_layer_norm = torch.nn.LayerNorm(8)
+    for compute in (lambda: PackedWeights.of(stacks[0]), lambda: PackedWeights.of(stacks[1], model.lm_head)):
+        with pytest.raises(ValueError, match=r"a norm's weight has the shape \(8,\); the kernels need \(16\)"):
+            compute()
 
 
 def test_copies_are_kept_as_long_as_nothing_changes(kernels: Any) -> None:

@@ -31,6 +31,7 @@ def refuse_what_peers_lack(config: VaswaniConfig, except_for: Collection[str] = 
         "activation_function": "relu",
         "tie_word_embeddings": True,
         "output_bias": False,
+        "final_layer_norm": False,
         "source_vocab_size": None,
         "d_ff_decoder": None,
         "eos_token_id": config.eos_token_id if isinstance(config.eos_token_id, int) else "a single number",

@@ -329,7 +329,7 @@ class BeamDecoder(StepDecoder):
         states = states.view(-1, shape[-1])  # (B Q, D)
         for layer in self._layers:
             states = layer(states, sequences, visible, visible_source)
-        return states.view(shape)
+        return self._stack.final_layer_norm(states).view(shape)
 
     def _grow(self, capacity: int) -> None:
         self._capacity = capacity

@@ -62,7 +62,7 @@ def _encode_unpadded(encoder: Any, hidden_states: torch.Tensor, source: Unpaddin
         attended = source.unpad(attended.transpose(1, 2).flatten(2))  # (M, H U)
         states = layer.self_attn_layer_norm(states + attention.out_proj(attended))
         states = layer.feed_forward_layer_norm(states + layer.feed_forward(states))
-    return source.pad(states)
+    return source.pad(encoder.final_layer_norm(states))
 
 
 __all__ = ["encode"]

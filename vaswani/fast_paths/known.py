@@ -30,17 +30,19 @@ _LAYER = {
     "feed_forward_layer_norm": "LayerNorm",
     "dropout": "Dropout",
 }
+_STACK = {"embed_tokens": "Embedding", "dropout": "Dropout", "final_layer_norm": "final norm"}
 _PARTS = {
     "VaswaniAttention": {"q_proj": "Linear", "k_proj": "Linear", "v_proj": "Linear", "out_proj": "Linear"},
     "VaswaniFeedForward": {"fc1": "Linear", "activation": "activation", "dropout": "Dropout", "fc2": "Linear"},
     "VaswaniEncoderLayer": _LAYER,
     "VaswaniDecoderLayer": {**_LAYER, "encoder_attn": "VaswaniAttention", "encoder_attn_layer_norm": "LayerNorm"},
-    "VaswaniEncoder": {"embed_tokens": "Embedding", "layers": "VaswaniEncoderLayer", "dropout": "Dropout"},
-    "VaswaniDecoder": {"embed_tokens": "Embedding", "layers": "VaswaniDecoderLayer", "dropout": "Dropout"},
+    "VaswaniEncoder": {**_STACK, "layers": "VaswaniEncoderLayer"},
+    "VaswaniDecoder": {**_STACK, "layers": "VaswaniDecoderLayer"},
     "VaswaniModel": {"encoder": "VaswaniEncoder", "decoder": "VaswaniDecoder"},
     "VaswaniForConditionalGeneration": {"model": "VaswaniModel", "lm_head": "Linear"},
 }
-_TORCH: dict[str, Any] = {cls.__name__: cls for cls in (nn.Linear, nn.LayerNorm, nn.Embedding, nn.Dropout)}
+_LEAVES = (nn.Linear, nn.LayerNorm, nn.Embedding, nn.Dropout, nn.Identity)
+_TORCH: dict[str, Any] = {cls.__name__: cls for cls in _LEAVES}
 # Functions that the bypassed code calls: replacing one of them must have its effect.
 _FUNCTIONS_OF_MODEL = ("eager_attention", "positions_of", "sinusoidal_positions", "smoothed_cross_entropy")
 _FUNCTIONS_OF_MASKS = ("create_bidirectional_mask", "create_causal_mask")
@@ -293,6 +295,8 @@ class _Walk:
             return f" has other parts: {', '.join(sorted(children.keys() ^ parts.keys()))}"
         for part, part_kind in parts.items():
             child = children.get(part)
+            if part_kind == "final norm":  # a stack may have one or not
+                part_kind = "Identity" if type(child) is nn.Identity else "LayerNorm"
             if part == "layers":
                 reason = self._visit_all(child, part_kind)
             elif part_kind in _TORCH:
@@ -380,6 +384,8 @@ def why_not_kernels(stack: Any, head: Any = None) -> str:
     if head is not None and head.weight.shape[1] != embedding.shape[1]:
         return "lm_head has another width"
     width, shapes = embedding.shape[1], set()
+    if getattr(stack.final_layer_norm, "normalized_shape", (width,)) != (width,):
+        return "final_layer_norm has another width"
     kinds: set[bool] = set()
     for index, layer in enumerate(stack.layers):
         parts = layer._modules

@@ -139,10 +139,11 @@ def _unpadded_states(model: Any, inputs: dict[str, Any]) -> tuple[torch.Tensor, 
     encoder_states, source = _embed(model.encoder, inputs, "")
     for layer in model.encoder.layers:
         encoder_states = _apply(layer, _encoder_layer, encoder_states, source=source)
+    encoder_states = model.encoder.final_layer_norm(encoder_states)
     states, target = _embed(model.decoder, inputs, "decoder_")
     for layer in model.decoder.layers:
         states = _apply(layer, _decoder_layer, states, encoder_states, target=target, source=source)
-    return states, target, encoder_states, source
+    return model.decoder.final_layer_norm(states), target, encoder_states, source
 
 
 def _embed(stack: Any, inputs: dict[str, Any], side: str) -> tuple[torch.Tensor, Unpadding]:

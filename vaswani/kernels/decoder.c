@@ -114,45 +114,48 @@ EXPORT int64_t decode_step(
     }
     work->previous_beams = beams;
 #pragma omp parallel num_threads(threads_for(stack, work, rows))
-    for (int64_t number = 0; number < stack->layers; number++) {
-        const struct layer *layer = stack->layer + number;
-        multiply(&layer->self_input, work->states, width, rows, work->quantised, work->products);
+    {
+        for (int64_t number = 0; number < stack->layers; number++) {
+            const struct layer *layer = stack->layer + number;
+            multiply(&layer->self_input, work->states, width, rows, work->quantised, work->products);
 #pragma omp for schedule(static)
-        for (int64_t at = 0; at < sequences; at++) {
-            int64_t sequence = number * work->sequences + chosen[at];
-            float *own_keys = work->self_keys + sequence * work->slots * keys;
-            float *own_values = work->self_values + sequence * work->slots * values;
-            const float *product = work->products + at * beams * stride;
-            for (int64_t slot = work->used[chosen[at]] - beams; slot < work->used[chosen[at]]; slot++) {
-                CHECK(slot >= 0 && slot < work->slots);
-                memcpy(own_keys + slot * keys, product + keys, keys * sizeof(float));
-                memcpy(own_values + slot * values, product + 2 * keys, values * sizeof(float));
-                product += stride;
+            for (int64_t at = 0; at < sequences; at++) {
+                int64_t sequence = number * work->sequences + chosen[at];
+                float *own_keys = work->self_keys + sequence * work->slots * keys;
+                float *own_values = work->self_values + sequence * work->slots * values;
+                const float *product = work->products + at * beams * stride;
+                for (int64_t slot = work->used[chosen[at]] - beams; slot < work->used[chosen[at]]; slot++) {
+                    CHECK(slot >= 0 && slot < work->slots);
+                    memcpy(own_keys + slot * keys, product + keys, keys * sizeof(float));
+                    memcpy(own_values + slot * values, product + 2 * keys, values * sizeof(float));
+                    product += stride;
+                }
             }
-        }
 #pragma omp for schedule(static)
-        for (int64_t row = 0; row < rows; row++) {
-            int64_t sequence = chosen[row / beams], place = (number * work->sequences + sequence) * work->slots;
-            attend_to_past(
-                stack, layer->self_scaling, work->products + row * stride, work->self_keys + place * keys,
-                work->self_values + place * values, work->pasts + sequence * past_stride + row % beams * work->slots,
-                work->lengths[sequence], scores_of_thread(work), work->attended + row * values);
-        }
-        finish_attention(stack, work, &layer->self_output, layer->self_norm, rows);
+            for (int64_t row = 0; row < rows; row++) {
+                int64_t sequence = chosen[row / beams], place = (number * work->sequences + sequence) * work->slots;
+                attend_to_past(
+                    stack, layer->self_scaling, work->products + row * stride, work->self_keys + place * keys,
+                    work->self_values + place * values, work->pasts + sequence * past_stride + row % beams * work->slots,
+                    work->lengths[sequence], scores_of_thread(work), work->attended + row * values);
+            }
+            finish_attention(stack, work, &layer->self_output, layer->self_norm, rows);
 
-        multiply(&layer->cross_query, work->states, width, rows, work->quantised, work->products);
+            multiply(&layer->cross_query, work->states, width, rows, work->quantised, work->products);
 #pragma omp for schedule(static)
-        for (int64_t row = 0; row < rows; row++) {
-            int64_t sequence = chosen[row / beams];
-            int64_t place = (number * work->sequences + sequence) * work->source_width;
-            attend_to_source(
-                stack, layer->cross_scaling, work->products + row * padded(keys), work->cross_keys + place * keys,
-                work->cross_values + place * values,
-                work->source_starts[sequence + 1] - work->source_starts[sequence], work->source_width,
-                scores_of_thread(work), work->attended + row * values);
+            for (int64_t row = 0; row < rows; row++) {
+                int64_t sequence = chosen[row / beams];
+                int64_t place = (number * work->sequences + sequence) * work->source_width;
+                attend_to_source(
+                    stack, layer->cross_scaling, work->products + row * padded(keys), work->cross_keys + place * keys,
+                    work->cross_values + place * values,
+                    work->source_starts[sequence + 1] - work->source_starts[sequence], work->source_width,
+                    scores_of_thread(work), work->attended + row * values);
+            }
+            finish_attention(stack, work, &layer->cross_output, layer->cross_norm, rows);
+            feed_forward(stack, work, layer, rows);
         }
-        finish_attention(stack, work, &layer->cross_output, layer->cross_norm, rows);
-        feed_forward(stack, work, layer, rows);
+        finish_stack(stack, work, rows);
     }
     return NO_FAILURE;
 }

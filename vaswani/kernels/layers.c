@@ -7,6 +7,17 @@
 
 #include "stack.h"
 
+/* Normalise one row of states, of which the sum is known. */
+static inline void normalise(int64_t width, struct norm norm, float sum, float *state)
+{
+    float mean = sum / width, squares = 0;
+#pragma omp simd reduction(+ : squares)
+    for (int64_t at = 0; at < width; at++) squares += (state[at] - mean) * (state[at] - mean);
+    float factor = 1.0f / sqrtf(squares / width + (float)norm.eps);
+#pragma omp simd
+    for (int64_t at = 0; at < width; at++) state[at] = (state[at] - mean) * factor * norm.weight[at] + norm.bias[at];
+}
+
 /* Normalise the sum of states and a sub-layer's output, among the threads of a parallel region. */
 static void add_and_normalise(int64_t width, struct norm norm, int64_t rows, const float *output, float *states)
 {
@@ -15,15 +26,23 @@ static void add_and_normalise(int64_t width, struct norm norm, int64_t rows, con
     for (int64_t row = 0; row < rows; row++) {
         float *state = states + row * width;
         const float *add = output + row * stride;
-        float sum = 0, squares = 0;
+        float sum = 0;
 #pragma omp simd reduction(+ : sum)
         for (int64_t at = 0; at < width; at++) sum += state[at] += add[at];
-        float mean = sum / width;
-#pragma omp simd reduction(+ : squares)
-        for (int64_t at = 0; at < width; at++) squares += (state[at] - mean) * (state[at] - mean);
-        float factor = 1.0f / sqrtf(squares / width + (float)norm.eps);
-#pragma omp simd
-        for (int64_t at = 0; at < width; at++) state[at] = (state[at] - mean) * factor * norm.weight[at] + norm.bias[at];
+        normalise(width, norm, sum, state);
+    }
+}
+
+void finish_stack(const struct stack *stack, struct workspace *work, int64_t rows)
+{
+    int64_t width = stack->d_model;
+    if (!stack->norm.weight) return;
+#pragma omp for schedule(static)
+    for (int64_t row = 0; row < rows; row++) {
+        float *state = work->states + row * width, sum = 0;
+#pragma omp simd reduction(+ : sum)
+        for (int64_t at = 0; at < width; at++) sum += state[at];
+        normalise(width, stack->norm, sum, state);
     }
 }
 

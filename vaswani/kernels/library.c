@@ -82,7 +82,7 @@ static const struct entry layout[] = {
     FIELD(layer, norm),
     SIZE(stack), FIELD(stack, layers), FIELD(stack, d_model), FIELD(stack, heads), FIELD(stack, d_k),
     FIELD(stack, d_v), FIELD(stack, d_ff), FIELD(stack, embeddings), FIELD(stack, embed_scale), FIELD(stack, layer),
-    FIELD(stack, embedding), FIELD(stack, output),
+    FIELD(stack, embedding), FIELD(stack, output), FIELD(stack, norm),
     SIZE(workspace), FIELD(workspace, threads), FIELD(workspace, rows), FIELD(workspace, sequences),
     FIELD(workspace, beams), FIELD(workspace, slots), FIELD(workspace, previous_beams),
     FIELD(workspace, source_width), FIELD(workspace, source_starts), FIELD(workspace, cross_keys),

@@ -71,6 +71,7 @@ class Stack(ctypes.Structure):
         ("embed_scale", c_double),
         *_fields(c_void_p, "layer embedding"),
         ("output", Linear),
+        ("norm", Norm),
     ]
 
 

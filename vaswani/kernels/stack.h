@@ -36,6 +36,7 @@ struct stack {
     const struct layer *layer;
     const float *embedding; /* (embeddings, D) */
     struct linear output;   /* the output embedding, D -> V */
+    struct norm norm;       /* after the last layer; without weights there is none */
 };
 
 /* What belongs to one call: sequences, their caches, and memory for what is computed. */
@@ -88,5 +89,8 @@ void finish_attention(
 int64_t check_activations(const struct stack *stack);
 
 void feed_forward(const struct stack *stack, struct workspace *work, const struct layer *layer, int64_t rows);
+
+/* Normalise the states after the last layer, where the stack has a norm for that. */
+void finish_stack(const struct stack *stack, struct workspace *work, int64_t rows);
 
 #endif

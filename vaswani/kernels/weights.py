@@ -85,6 +85,7 @@ class _Source:
         self._config: Any = None
         self._widths = 0, 0
         self.layers = [self._layer(layer._modules) for layer in stack._modules["layers"]._modules.values()]
+        self.norm = self._final_norm(stack)
         self.output = None if output is None else self._linear(output, is_alone=True)
         self.embed_scale = float(stack.embed_scale)
         self.numbers.append(self.embed_scale)
@@ -107,6 +108,13 @@ class _Source:
         parts["activation"] = ACTIVATIONS.get(type(feed_forward["activation"]), -1)
         self.numbers.append(parts["activation"])
         return parts
+
+    def _final_norm(self, stack: Any) -> tuple[Any, Any, float] | None:
+        """Return the norm after the last layer; None where there is none."""
+        norm = stack._modules["final_layer_norm"]
+        has_norm = isinstance(norm, nn.LayerNorm)
+        self.numbers.append(has_norm)
+        return self._norm(norm) if has_norm else None
 
     def _table(self, stack: Any) -> torch.Tensor | None:
         """Return a table of positions, learned or fixed; None for the formula."""
@@ -208,6 +216,8 @@ class PackedWeights:
             embed_scale=source.embed_scale,
             layer=ctypes.addressof(self._layers),
         )
+        if source.norm is not None:
+            self.structure.norm = self._norm(source.norm)
         if source.output is not None and source.embedding is not None:
             self.structure.output = self._linear("lm_head", d_model, None, source.output)
             embedding = checked("embed_tokens.weight", source.embedding.float(), (None, d_model), torch.float32)
