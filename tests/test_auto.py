@@ -156,6 +156,21 @@ def test_the_order_of_imports_does_not_matter_and_nothing_is_imported_early(prea
 
 
 @pytest.mark.process
+@pytest.mark.parametrize("names", ["MarianMTModel", "PreTrainedModel, BartModel", "Seq2SeqTrainer", "pipeline"])
+def test_after_vaswani_every_class_of_transformers_can_be_the_first_that_is_imported(
+    names: str, saved_folder: str
+) -> None:
+    code = f"""
+        import sys, vaswani
+        from transformers import {names}, AutoModelForSeq2SeqLM
+        print(type(AutoModelForSeq2SeqLM.from_pretrained(sys.argv[1])).__name__)
+    """
+    finished = run(code, saved_folder)
+    assert finished.returncode == 0, finished.stderr
+    assert finished.stdout.splitlines()[-1] == "VaswaniForConditionalGeneration"
+
+
+@pytest.mark.process
 @pytest.mark.parametrize("comes_first", [True, False])
 def test_another_hook_that_asks_all_finders_does_not_make_ours_recur(comes_first: bool, saved_folder: str) -> None:
     code = """
@@ -280,6 +295,7 @@ def test_the_public_names_are_pinned() -> None:
         "VaswaniTrainer",
         "VaswaniTrainingArguments",
         "convert_model",
+        "export_model",
         "model_folder",
         "model_names",
         "paper_generation_config",

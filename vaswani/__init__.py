@@ -8,6 +8,7 @@ from .registration import register_with_transformers
 if TYPE_CHECKING:
     from .generation_vaswani import paper_generation_config
     from .hub.conversion import convert_model
+    from .hub.export import export_model
     from .hub.shipped import model_folder, model_names
     from .inference.translator import Translator
     from .modeling_vaswani import VaswaniForConditionalGeneration, VaswaniModel, VaswaniPreTrainedModel
@@ -29,6 +30,7 @@ _HOMES = {
     "VaswaniTrainer": "training",
     "VaswaniTrainingArguments": "training",
     "convert_model": "hub.conversion",
+    "export_model": "hub.export",
     "model_folder": "hub.shipped",
     "model_names": "hub.shipped",
     "paper_generation_config": "generation_vaswani",
@@ -68,6 +70,7 @@ __all__ = [
     "VaswaniTrainer",
     "VaswaniTrainingArguments",
     "convert_model",
+    "export_model",
     "model_folder",
     "model_names",
     "paper_generation_config",

@@ -1,5 +1,6 @@
 """Registration with transformers: the Auto classes and the pipeline find the model, and nothing is loaded early."""
 
+import sys
 from collections.abc import Callable
 from importlib import import_module
 from types import ModuleType
@@ -10,6 +11,10 @@ from transformers import AutoConfig
 from vaswani_autoload import after_import
 
 from .configuration_vaswani import VaswaniConfig
+
+# A module that the model needs and that imports the Auto classes before it has anything: it is half loaded if it is the
+# first that a program asks for, as `from transformers import MarianMTModel` does.
+LAYERS = "transformers.modeling_layers"
 
 
 def register_with_transformers() -> None:
@@ -34,7 +39,13 @@ def _register(place: str, home: str, register: Callable[[Any, Any], None]) -> No
         import_module(name)  # it may be half loaded, if it is what loads theirs
         after_import(name, lambda ours: register(theirs, ours))
 
-    after_import(f"transformers.{place}", load)
+    def load_after_layers(theirs: ModuleType) -> None:
+        if LAYERS in sys.modules:
+            after_import(LAYERS, lambda _: load(theirs))
+        else:
+            load(theirs)
+
+    after_import(f"transformers.{place}", load_after_layers)
 
 
 def _register_models(auto: Any, ours: Any) -> None:

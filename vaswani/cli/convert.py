@@ -3,6 +3,8 @@
 import argparse
 from pathlib import Path
 
+from .options import add_sentences, sentences_of
+
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
     """Add the options of the command.
@@ -14,8 +16,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     """
     command.add_argument("source", help="folder or Hub name of a Marian model, such as Helsinki-NLP/opus-mt-en-de")
     command.add_argument("folder", type=Path, help="folder to make")
-    sentences = "file with a sentence in each line, for the check at the end (default: a few of this package)"
-    command.add_argument("--sentences", type=Path, metavar="FILE", help=sentences)
+    add_sentences(command)
     command.add_argument("--revision", help="branch, tag or commit on the Hub (default: the main branch)")
 
 
@@ -29,14 +30,9 @@ def run(options: argparse.Namespace) -> None:
     """
     from transformers.utils import logging
 
-    from ..data.text_files import read_lines
-    from ..hub.conversion import SENTENCES, convert_model, describe
+    from ..hub.conversion import convert_model, describe
 
-    sentences = list(SENTENCES)
-    if options.sentences:
-        if not options.sentences.is_file():
-            raise FileNotFoundError(f"There is no file {options.sentences}.")
-        sentences = [line for line in read_lines(options.sentences) if line.strip()]
+    sentences = sentences_of(options)
     logging.disable_progress_bar()
     try:
         found = convert_model(options.source, options.folder, sentences, options.revision)

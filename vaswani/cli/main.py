@@ -13,6 +13,7 @@ import vaswani
 COMMANDS = {
     "train": "train a model from a recipe: a name, a YAML file, options, or both; `vaswani train --help` lists them",
     "convert": "convert a Marian model (OPUS-MT) to this package, exactly",
+    "export": "export a model to a folder that another library loads: marian",
     "average": "average the last checkpoints of a run, or those that are named",
     "translate": "translate sentences, a file, or standard input",
     "score": "score given translations: score, log-probability and length",

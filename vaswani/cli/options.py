@@ -56,6 +56,46 @@ def add_models(command: argparse.ArgumentParser) -> None:
     command.add_argument("--int8", action="store_true", help="quantise weights to eight bits: faster on a CPU")
 
 
+def add_sentences(command: argparse.ArgumentParser) -> None:
+    """Add the option that chooses the sentences of a check.
+
+    Parameters
+    ----------
+    command : argparse.ArgumentParser
+        Parser of the command.
+    """
+    sentences = "file with a sentence in each line, for the check at the end (default: a few of this package)"
+    command.add_argument("--sentences", type=Path, metavar="FILE", help=sentences)
+
+
+def sentences_of(options: argparse.Namespace) -> list[str]:
+    """Return the sentences of a check.
+
+    Parameters
+    ----------
+    options : argparse.Namespace
+        Parsed arguments.
+
+    Returns
+    -------
+    list[str]
+        Those of the file that was given, or a few of this package.
+
+    Raises
+    ------
+    FileNotFoundError
+        If there is no such file.
+    """
+    from ..data.text_files import read_lines
+    from ..hub.checked_folder import SENTENCES
+
+    if not options.sentences:
+        return list(SENTENCES)
+    if not options.sentences.is_file():
+        raise FileNotFoundError(f"There is no file {options.sentences}.")
+    return [line for line in read_lines(options.sentences) if line.strip()]
+
+
 def load_translator(options: argparse.Namespace, **changes: Any) -> Any:
     """Load the models without progress bars.
 
@@ -145,4 +185,13 @@ def positive(text: str) -> int:
     return number
 
 
-__all__ = ["add_generation", "add_models", "generation_options", "load_translator", "penalty", "positive"]
+__all__ = [
+    "add_generation",
+    "add_models",
+    "add_sentences",
+    "generation_options",
+    "load_translator",
+    "penalty",
+    "positive",
+    "sentences_of",
+]

@@ -50,7 +50,7 @@ SHARED, SOURCE, TARGET, HEAD = (
 )
 BIAS = "final_logits_bias"
 # What `MarianMTModel` can have and other peers cannot.
-EXPRESSED = ("activation_function", "output_bias", "source_vocab_size", "d_ff_decoder")
+EXPRESSED = ("activation_function", "output_bias", "source_vocab_size", "d_ff_decoder", "tie_word_embeddings")
 
 
 def shared_fields(config: VaswaniConfig) -> dict[str, Any]:
@@ -111,7 +111,7 @@ def to_marian(model: VaswaniForConditionalGeneration) -> MarianMTModel:
     """
     config = model.config
     refuse_what_peers_lack(config, EXPRESSED)
-    fields = {**shared_fields(config), "bos_token_id": None}
+    fields = {**shared_fields(config), "bos_token_id": None, "tie_word_embeddings": config.tie_word_embeddings}
     if config.source_vocab_size is not None:
         fields["vocab_size"], fields["decoder_vocab_size"] = config.source_vocab_size, config.vocab_size
         fields["share_encoder_decoder_embeddings"] = False

@@ -1,4 +1,4 @@
-"""Read a SentencePiece model: its Unigram pieces and its normalisation, as a `tokenizer.json`."""
+"""A SentencePiece model as a `tokenizer.json`, in both directions: its Unigram pieces and its normalisation."""
 
 import base64
 import json
@@ -16,7 +16,7 @@ PIECES, TRAINER, NORMALIZER, DENORMALIZER = 1, 2, 3, 5
 PIECE, SCORE, KIND = 1, 2, 3
 MODEL_TYPE, SPACES_AS_SUFFIX, BYTE_FALLBACK = 3, 24, 35
 CHARSMAP, DUMMY_PREFIX, REMOVE_SPACES, ESCAPE_SPACES = 2, 3, 4, 5
-NORMAL, USER_DEFINED = 1, 4
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4
 UNIGRAM = 1
 MODEL_TYPES = {1: "unigram", 2: "bpe", 3: "word", 4: "char"}
 
@@ -91,6 +91,50 @@ def read_unigram(
         raise ValueError(f"{path} is not a SentencePiece model, or is damaged: {error}.") from None
     symbols = [piece for piece, _, kind in pieces if kind == USER_DEFINED]
     return _pipeline(_scores(pieces), symbols, normalizer, vocab, (unk_token, eos_token, pad_token))
+
+
+def write_unigram(text: str) -> bytes:
+    """Write a `tokenizer.json` that was made of a SentencePiece model as such a model again.
+
+    Parameters
+    ----------
+    text : str
+        The content of `tokenizer.json`, as `read_unigram` makes it.
+
+    Returns
+    -------
+    bytes
+        The SentencePiece model, which splits text into the same pieces.
+
+    Notes
+    -----
+    Pieces have the order of `tokenizer.json`, so their ids in this file are other ones. They are not used: Marian's ids
+    are those of `vocab.json`. What SentencePiece learned the model from is not restored.
+    """
+    pipeline = json.loads(text)
+    symbols = [added["content"] for added in pipeline["added_tokens"] if not added["special"]]
+    pieces = [("<unk>", 0.0, UNKNOWN), ("<s>", 0.0, CONTROL), ("</s>", 0.0, CONTROL)]
+    pieces += [(symbol, 0.0, USER_DEFINED) for symbol in symbols]
+    taken = {piece for piece, _, _ in pieces}
+    pieces += [
+        (piece, score, NORMAL) for piece, score in pipeline["model"]["vocab"] if score != ABSENT and piece not in taken
+    ]
+    steps = {step["type"]: step for step in (pipeline["normalizer"] or {}).get("normalizers", [])}
+    charsmap = base64.b64decode(steps["Precompiled"]["precompiled_charsmap"]) if "Precompiled" in steps else b""
+    normalizer = [
+        _field(CHARSMAP, charsmap),
+        _field(DUMMY_PREFIX, int(pipeline["pre_tokenizer"]["prepend_scheme"] == "always")),
+        _field(REMOVE_SPACES, int("Replace" in steps)),
+        _field(ESCAPE_SPACES, 1),
+    ]
+    messages = [_field(PIECE, piece.encode()) + _score(score) + _field(KIND, kind) for piece, score, kind in pieces]
+    return b"".join(
+        [
+            *(_field(PIECES, message) for message in messages),
+            _field(TRAINER, _field(MODEL_TYPE, UNIGRAM)),
+            _field(NORMALIZER, b"".join(normalizer)),
+        ]
+    )
 
 
 def _scores(pieces: list[tuple[str, float, int]]) -> dict[str, float]:
@@ -175,4 +219,24 @@ def _whole_number(message: bytes, place: int) -> tuple[int, int]:
     raise ValueError("a number is cut off")
 
 
-__all__ = ["read_unigram"]
+def _field(number: int, value: int | bytes) -> bytes:
+    """Write a field: a whole number, or bytes with their length."""
+    if isinstance(value, int):
+        return _groups(number << 3) + _groups(value)
+    return _groups(number << 3 | 2) + _groups(len(value)) + value
+
+
+def _score(score: float) -> bytes:
+    return _groups(SCORE << 3 | 5) + struct.pack("<f", score)
+
+
+def _groups(number: int) -> bytes:
+    """Write a number in groups of seven bits."""
+    groups = []
+    while number > 127:
+        groups.append(number & 127 | 128)
+        number >>= 7
+    return bytes([*groups, number])
+
+
+__all__ = ["read_unigram", "write_unigram"]

@@ -8,6 +8,7 @@ from typing import Any
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from huggingface_hub.constants import REPOCARD_NAME
 
+from ..convert.writing import writer_of
 from .results import folder_results, read_results, write_results
 from .shipped import model_names
 
@@ -28,7 +29,7 @@ def make_card(results: dict[str, Any]) -> ModelCard:
     Parameters
     ----------
     results : dict[str, Any]
-        The entry `model`, and where they are known `about`, `conversion`, `training`, `recipe`, `averaged`,
+        The entry `model`, and where they are known `about`, `conversion`, `export`, `training`, `recipe`, `averaged`,
         `evaluations` and `speed`.
 
     Returns
@@ -39,6 +40,8 @@ def make_card(results: dict[str, Any]) -> ModelCard:
     conversion, model, recipe = results.get("conversion"), results["model"], results.get("recipe", {})
     about = {**(conversion["about"] if conversion else {}), **results.get("about", {})}
     name, published = about.get("name", "A translator"), about.get("published", {})
+    export = results.get("export")
+    writer = writer_of(export["kind"]) if export else None
     measured, stated = _measured_scores(results.get("evaluations", [])), _published_scores(published)
     scores = measured or stated  # of one test set, the metadata have figures from one source
     data = ModelCardData(
@@ -46,16 +49,16 @@ def make_card(results: dict[str, Any]) -> ModelCard:
         license=about.get("license"),
         license_name=about.get("license_name"),
         license_link=about.get("license_link"),
-        library_name="transformers",
+        library_name=writer.library if writer else "transformers",
         pipeline_tag="translation",
-        tags=["vaswani", *about.get("tags", [])],
+        tags=[export["kind"] if export else "vaswani", *about.get("tags", [])],
         base_model=about.get("base_model"),
         datasets=[entry["id"] for entry in about.get("data", []) if "id" in entry] or None,
         metrics=list(dict.fromkeys(score.metric_type for score in scores)) or None,
         model_name=name if scores else None,
         eval_results=scores or None,
     )
-    example, location = about.get("example", EXAMPLE), about.get("location", name)
+    example, location = _quoted(about.get("example", EXAMPLE)), _location(about.get("location", name))
     return ModelCard.from_template(
         data,
         template_path=str(TEMPLATE),
@@ -65,8 +68,10 @@ def make_card(results: dict[str, Any]) -> ModelCard:
         shape=_shape(model),
         base_model=about.get("base_model"),
         conversion=_conversion(conversion) if conversion else None,
-        location=_location(location),
-        example=_quoted(example),
+        location=location,
+        example=example,
+        export=_export(export) if export else None,
+        use=writer.example.format(location='"."', example=example["python"]).strip() if writer else None,
         search=_search(model["search"]),
         preset={"name": recipe.get("preset"), "vocab_size": model["vocab_size"]},
         measured=[_score_row(score) for score in measured],
@@ -287,6 +292,16 @@ def _conversion(conversion: dict[str, Any]) -> str:
         f"{origin}: on {check['sentences']} sentences, {check['measure']} differed by at most "
         f"{check['largest_difference']:.1e}, and {check['equal_translations']} translations were equal."
     )
+
+
+def _export(export: dict[str, Any]) -> list[str]:
+    """Return what is known of an export, as sentences."""
+    check = export["check"]
+    return [
+        f"On {check['sentences']} sentences, {check['measure']} differed by at most {check['largest_difference']:.1e} "
+        f"from those of the model, and {check['equal_translations']} translations were equal.",
+        *export["notes"],
+    ]
 
 
 def _corpus(recipe: dict[str, Any], training: dict[str, Any]) -> str | None:
