@@ -91,6 +91,7 @@ def test_a_model_without_notes_is_one_with_marians_own_values(tokenizer: Vaswani
     [
         ({"position_encoding": "learned", "max_position_embeddings": 32}, "position_encoding='learned'"),
         ({"position_encoding": "fixed", "max_position_embeddings": 32}, "position_encoding='fixed'"),
+        ({"final_layer_norm": True}, "final_layer_norm=True"),
         ({"d_k": 4}, "d_k=4"),
         ({"d_v": 4}, "d_v=4"),
         ({"eos_token_id": [1, 3]}, r"eos_token_id=\[1, 3\]"),
