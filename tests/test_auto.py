@@ -290,6 +290,7 @@ def test_the_public_names_are_pinned() -> None:
         "VaswaniForConditionalGeneration",
         "VaswaniMarianTokenizer",
         "VaswaniModel",
+        "VaswaniMosesTokenizer",
         "VaswaniPreTrainedModel",
         "VaswaniTokenizer",
         "VaswaniTrainer",

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from .modeling_vaswani import VaswaniForConditionalGeneration, VaswaniModel, VaswaniPreTrainedModel
     from .presets import preset, preset_names
     from .tokenization_marian import VaswaniMarianTokenizer
+    from .tokenization_moses import VaswaniMosesTokenizer
     from .tokenization_vaswani import VaswaniTokenizer
     from .training import VaswaniTrainer, VaswaniTrainingArguments
 
@@ -25,6 +26,7 @@ _HOMES = {
     "VaswaniForConditionalGeneration": "modeling_vaswani",
     "VaswaniMarianTokenizer": "tokenization_marian",
     "VaswaniModel": "modeling_vaswani",
+    "VaswaniMosesTokenizer": "tokenization_moses",
     "VaswaniPreTrainedModel": "modeling_vaswani",
     "VaswaniTokenizer": "tokenization_vaswani",
     "VaswaniTrainer": "training",
@@ -65,6 +67,7 @@ __all__ = [
     "VaswaniForConditionalGeneration",
     "VaswaniMarianTokenizer",
     "VaswaniModel",
+    "VaswaniMosesTokenizer",
     "VaswaniPreTrainedModel",
     "VaswaniTokenizer",
     "VaswaniTrainer",

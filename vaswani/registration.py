@@ -27,6 +27,7 @@ def register_with_transformers() -> None:
     AutoConfig.register(VaswaniConfig.model_type, VaswaniConfig, exist_ok=True)
     _register("models.auto.modeling_auto", "modeling_vaswani", _register_models)
     _register("models.auto.tokenization_auto", "tokenization_marian", _register_marian_tokenizer)
+    _register("models.auto.tokenization_auto", "tokenization_moses", _register_moses_tokenizer)
     _register("models.auto.tokenization_auto", "tokenization_vaswani", _register_tokenizer)
     _register("pipelines", "inference.pipeline", _register_pipeline)
 
@@ -54,8 +55,12 @@ def _register_models(auto: Any, ours: Any) -> None:
 
 
 def _register_marian_tokenizer(auto: Any, ours: Any) -> None:
-    """Register a class by its name only: the configuration's tokenizer is the other one, registered after it."""
+    """Register a class by its name only: the configuration's tokenizer is `VaswaniTokenizer`, registered last."""
     auto.AutoTokenizer.register(VaswaniConfig, ours.VaswaniMarianTokenizer, exist_ok=True)
+
+
+def _register_moses_tokenizer(auto: Any, ours: Any) -> None:
+    auto.AutoTokenizer.register(VaswaniConfig, ours.VaswaniMosesTokenizer, exist_ok=True)
 
 
 def _register_tokenizer(auto: Any, ours: Any) -> None:

@@ -10,12 +10,12 @@ import math
 import os
 import re
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer, models
-from transformers import PreTrainedTokenizer
+
+from .tokenization_sides import TwoSidedTokenizer
 
 # What SentencePiece writes for a space.
 SPACE = "\u2581"
@@ -23,22 +23,11 @@ SPACE = "\u2581"
 # Score of a token that the vocabulary has and the side's SentencePiece model has not: no text is split into it.
 ABSENT = -1e6
 
-# The largest token id that a vocabulary may have.
-MAX_ID = 1_000_000
-
 # Text in which the same pieces in another order may give the same text.
 REPETITION = re.compile(r"(.)\1\1|(.{2,8}?)\2", re.DOTALL)
 
-# The files: the vocabularies, from token to id, and for each side a Unigram model with its normalisation.
-FILES = {
-    "vocab_file": "vocab.json",
-    "source_file": "tokenizer.json",
-    "target_file": "target_tokenizer.json",
-    "target_vocab_file": "target_vocab.json",
-}
 
-
-class VaswaniMarianTokenizer(PreTrainedTokenizer):
+class VaswaniMarianTokenizer(TwoSidedTokenizer):
     """Tokenizer of a converted Marian model, with the token ids of `MarianTokenizer`, without SentencePiece.
 
     Parameters
@@ -59,6 +48,9 @@ class VaswaniMarianTokenizer(PreTrainedTokenizer):
         Token that pads sequences.
     separate_vocabs : bool, default=False
         Whether source and target have a vocabulary each.
+    normalize_punctuation : bool, default=False
+        Whether punctuation is normalised by the rules of Moses first, as the training data of OPUS-MT was, and as
+        `MarianTokenizer` does not.
     **kwargs : Any
         Options of `PreTrainedTokenizer`.
 
@@ -73,9 +65,6 @@ class VaswaniMarianTokenizer(PreTrainedTokenizer):
     is done here. Whether text is split as source or as target is kept for each thread.
     """
 
-    vocab_files_names = FILES
-    model_input_names = ["input_ids", "attention_mask"]
-
     def __init__(
         self,
         vocab_file: str,
@@ -86,90 +75,23 @@ class VaswaniMarianTokenizer(PreTrainedTokenizer):
         eos_token: str = "</s>",
         pad_token: str = "<pad>",
         separate_vocabs: bool = False,
+        normalize_punctuation: bool = False,
         **kwargs: Any,
     ) -> None:
-        self.separate_vocabs = separate_vocabs
-        self._source_vocab = self._target_vocab = read_vocabulary(vocab_file)
-        if separate_vocabs:
-            self._target_vocab = read_vocabulary(str(target_vocab_file))
-        for vocab in (self._source_vocab, self._target_vocab):
-            if str(unk_token) not in vocab:
-                raise ValueError(f"The vocabulary has no {unk_token!r}, the token for what it lacks.")
-        self._tokens = {index: token for token, index in self._target_vocab.items()}
-        self._source, self._target = UnigramSide(source_file), UnigramSide(target_file)
-        self._threads_with_target: set[int] = set()
+        self._pieces = (UnigramSide(source_file), UnigramSide(target_file))
         super().__init__(
-            unk_token=unk_token, eos_token=eos_token, pad_token=pad_token, separate_vocabs=separate_vocabs, **kwargs
+            vocab_file,
+            self._pieces,
+            target_vocab_file,
+            unk_token=unk_token,
+            eos_token=eos_token,
+            pad_token=pad_token,
+            separate_vocabs=separate_vocabs,
+            normalize_punctuation=normalize_punctuation,
+            **kwargs,
         )
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_threads_with_target": set()}
-
-    # --- which side
-
-    def _switch_to_input_mode(self) -> None:
-        self._threads_with_target.discard(threading.get_ident())
-
-    def _switch_to_target_mode(self) -> None:
-        self._threads_with_target.add(threading.get_ident())
-
-    @property
-    def _is_target(self) -> bool:
-        return threading.get_ident() in self._threads_with_target
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Tokenize sources, targets (`text_target=`), or both.
-
-        Parameters
-        ----------
-        *args : Any
-            As in `PreTrainedTokenizer`.
-        **kwargs : Any
-            As in `PreTrainedTokenizer`.
-
-        Returns
-        -------
-        Any
-            A `BatchEncoding`.
-        """
-        try:
-            return super().__call__(*args, **kwargs)
-        except BaseException:
-            self._switch_to_input_mode()
-            raise
-
-    # --- vocabularies
-
-    @property
-    def vocab_size(self) -> int:
-        """Number of tokens of the vocabulary, or of the source's, without added ones.
-
-        Returns
-        -------
-        int
-            The number.
-        """
-        return len(self._source_vocab)
-
-    def get_vocab(self) -> dict[str, int]:
-        """Return the vocabulary of both sides, or of the source, with added tokens.
-
-        Returns
-        -------
-        dict[str, int]
-            Ids by token.
-        """
-        return {**self._source_vocab, **self._added_tokens_encoder}
-
-    def get_tgt_vocab(self) -> dict[str, int]:
-        """Return the vocabulary of the target, with added tokens.
-
-        Returns
-        -------
-        dict[str, int]
-            Ids by token.
-        """
-        return {**self._target_vocab, **self._added_tokens_encoder}
+    # --- text to tokens
 
     @property
     def supported_language_codes(self) -> list[str]:
@@ -181,16 +103,6 @@ class VaswaniMarianTokenizer(PreTrainedTokenizer):
             The tags, such as `>>deu<<`.
         """
         return [token for token in self._source_vocab if token.startswith(">>") and token.endswith("<<")]
-
-    def _convert_token_to_id(self, token: str) -> int:
-        vocab = self._target_vocab if self.separate_vocabs and self._is_target else self._source_vocab
-        index = vocab.get(token)
-        return vocab[str(self.unk_token)] if index is None else index
-
-    def _convert_id_to_token(self, index: int) -> str:
-        return self._tokens.get(index, str(self.unk_token))
-
-    # --- text to tokens
 
     def remove_language_code(self, text: str) -> tuple[list[str], str]:
         """Take the tag of a language off the beginning of a text.
@@ -211,7 +123,7 @@ class VaswaniMarianTokenizer(PreTrainedTokenizer):
 
     def _tokenize(self, text: str, **kwargs: Any) -> list[str]:  # noqa: ARG002
         tags, text = self.remove_language_code(text)
-        return [*tags, *(self._target if self._is_target else self._source).split(text)]
+        return [*tags, *self._split(text)]
 
     def build_inputs_with_special_tokens(
         self, token_ids_0: list[int], token_ids_1: list[int] | None = None
@@ -288,7 +200,7 @@ class VaswaniMarianTokenizer(PreTrainedTokenizer):
         return self._joined(tokens, not self.separate_vocabs)
 
     def _joined(self, tokens: list[str], by_source: bool) -> str:
-        side, special = self._source if by_source else self._target, set(self.all_special_tokens)
+        side, special = self._pieces[not by_source], set(self.all_special_tokens)
         parts, begins = [], True
         for token in tokens:
             if token in special:
@@ -299,34 +211,6 @@ class VaswaniMarianTokenizer(PreTrainedTokenizer):
                 parts.append(part)
                 begins = begins and not part
         return "".join(parts).replace(SPACE, " ").strip()
-
-    def save_vocabulary(self, save_directory: str, filename_prefix: str | None = None) -> tuple[str, ...]:
-        """Write the files of the vocabularies.
-
-        Parameters
-        ----------
-        save_directory : str
-            A folder that exists.
-        filename_prefix : str | None, default=None
-            Prefix of the names of files.
-
-        Returns
-        -------
-        tuple[str, ...]
-            Paths of the files.
-        """
-        prefix = f"{filename_prefix}-" if filename_prefix else ""
-        texts = {
-            "vocab_file": json.dumps(self._source_vocab, ensure_ascii=False),
-            "source_file": self._source.text,
-            "target_file": self._target.text,
-        }
-        if self.separate_vocabs:
-            texts["target_vocab_file"] = json.dumps(self._target_vocab, ensure_ascii=False)
-        paths = {name: Path(save_directory) / f"{prefix}{FILES[name]}" for name in texts}
-        for name, path in paths.items():
-            path.write_text(texts[name], encoding="utf-8")
-        return tuple(map(str, paths.values()))
 
 
 class UnigramSide:
@@ -595,43 +479,11 @@ def charsmap_of(text: str) -> Charsmap:
     return Charsmap(base64.b64decode(text))
 
 
-def read_vocabulary(path: str | os.PathLike[str]) -> dict[str, int]:
-    """Read a vocabulary.
-
-    Parameters
-    ----------
-    path : str | os.PathLike[str]
-        A JSON file with the id of each token.
-
-    Returns
-    -------
-    dict[str, int]
-        Ids by token.
-
-    Raises
-    ------
-    ValueError
-        If there is no such file, or two tokens have one id, or an id is not a whole number from 0 to `MAX_ID`.
-    """
-    if not os.path.isfile(path):
-        raise ValueError(f"There is no {Path(path).name} in {Path(path).parent}.")
-    try:
-        vocab = json.loads(Path(path).read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is not a JSON file: {error}.") from None
-    ids = list(vocab.values()) if isinstance(vocab, dict) else []
-    if not ids or not all(type(index) is int and 0 <= index <= MAX_ID for index in ids) or len(set(ids)) < len(ids):
-        raise ValueError(f"{path} is not a vocabulary: each token must have an id of its own, from 0 to {MAX_ID}.")
-    return vocab
-
-
 __all__ = [
     "ABSENT",
-    "FILES",
     "SPACE",
     "Charsmap",
     "UnigramSide",
     "VaswaniMarianTokenizer",
     "charsmap_of",
-    "read_vocabulary",
 ]

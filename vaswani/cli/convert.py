@@ -14,7 +14,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     command : argparse.ArgumentParser
         Parser of the command.
     """
-    command.add_argument("source", help="folder or Hub name of a Marian model, such as Helsinki-NLP/opus-mt-en-de")
+    command.add_argument("source", help="folder or Hub name of a model, such as Helsinki-NLP/opus-mt-en-de")
     command.add_argument("folder", type=Path, help="folder to make")
     add_sentences(command)
     command.add_argument("--revision", help="branch, tag or commit on the Hub (default: the main branch)")

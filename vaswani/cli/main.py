@@ -12,7 +12,7 @@ import vaswani
 # `add_arguments(parser)` and `run(options)`. It is imported only if it is called.
 COMMANDS = {
     "train": "train a model from a recipe: a name, a YAML file, options, or both; `vaswani train --help` lists them",
-    "convert": "convert a Marian model (OPUS-MT) to this package, exactly",
+    "convert": "convert a model of another library (OPUS-MT, WMT19) to this package, exactly",
     "export": "export a model to a folder that another library loads: marian",
     "average": "average the last checkpoints of a run, or those that are named",
     "translate": "translate sentences, a file, or standard input",

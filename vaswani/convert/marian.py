@@ -7,14 +7,15 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import GenerationConfig, MarianConfig, MarianMTModel
-from transformers.utils import CONFIG_NAME, GENERATION_CONFIG_NAME
+from transformers import MarianConfig, MarianMTModel
+from transformers.utils import CONFIG_NAME
 
 from ..configuration_vaswani import VaswaniConfig
 from ..data.text_files import read_object
-from ..generation_checks_vaswani import check_saved_generation_config
 from ..modeling_vaswani import VaswaniForConditionalGeneration, sinusoidal_positions
-from ..tokenization_marian import FILES, VaswaniMarianTokenizer, read_vocabulary
+from ..tokenization_marian import VaswaniMarianTokenizer
+from ..tokenization_sides import FILES, read_vocabulary
+from .assembly import HEAD, SOURCE, TARGET, assemble, configuration, generation_configuration, inexact
 from .reader import Reader, TransformersOriginal, model_type_of
 from .requirements import POSITIONS, refuse_what_peers_lack
 from .sentencepiece import read_unigram
@@ -44,10 +45,8 @@ TOKENIZER_OPTIONS = (
 )
 # Marian adds this to the variance inside layer normalisation.
 EPSILON = 1e-5
-# The names that the matrices of embeddings may have, and the one that each has here.
-SHARED, SOURCE, TARGET, HEAD = (
-    f"{name}.weight" for name in ("model.shared", "model.encoder.embed_tokens", "model.decoder.embed_tokens", "lm_head")
-)
+# The name that one matrix of all embeddings has.
+SHARED = "model.shared.weight"
 BIAS = "final_logits_bias"
 # What `MarianMTModel` can have and other peers cannot.
 EXPRESSED = ("activation_function", "output_bias", "source_vocab_size", "d_ff_decoder", "tie_word_embeddings")
@@ -164,16 +163,16 @@ def from_marian(folder: Path) -> tuple[VaswaniForConditionalGeneration, VaswaniM
     raw = read_object(folder / CONFIG_NAME)
     weights = read_weights(folder)
     config = _config_of(raw, weights)
-    carried = _carried(weights, config)
-    with torch.device("meta"):
-        model = VaswaniForConditionalGeneration(config)
-    model.load_state_dict(carried, strict=True, assign=True)
-    model.tie_weights()
-    for parameter in model.parameters():
-        parameter.requires_grad_(True)
-    model.generation_config = _generation_config(folder, raw)
-    check_saved_generation_config(model.generation_config, config.vocab_size)
-    return model.eval(), _tokenizer_of(folder, config)
+    back = _marian_order(config.d_model).argsort()
+    model = assemble(
+        config,
+        _prepared(weights, config),
+        "a Marian model",
+        _marian_name,
+        lambda name, weight: _reordered(name, weight, back),
+    )
+    model.generation_config = generation_configuration(folder, raw, config.vocab_size)
+    return model, _tokenizer_of(folder, config)
 
 
 # --- from Marian: the configuration
@@ -183,7 +182,7 @@ def _config_of(raw: dict[str, Any], weights: dict[str, torch.Tensor]) -> Vaswani
     """Write Marian's configuration as ours, or refuse what ours cannot express."""
     for name, value in OLDER_FIELDS.items():
         if raw.get(name, value) != value:
-            raise _inexact(name, raw[name], value)
+            raise inexact(name, raw[name], value)
     try:
         marian = MarianConfig.from_dict(raw)
     except Exception as error:  # transformers raises several kinds, of its own and of huggingface_hub
@@ -192,10 +191,10 @@ def _config_of(raw: dict[str, Any], weights: dict[str, torch.Tensor]) -> Vaswani
     needed = {"scale_embedding": True, "is_encoder_decoder": True, "decoder_attention_heads": heads}
     for name, wanted in needed.items():
         if getattr(marian, name) != wanted:
-            raise _inexact(name, getattr(marian, name), wanted)
+            raise inexact(name, getattr(marian, name), wanted)
     if heads < 1 or marian.d_model % 2 or marian.d_model % heads:
         allowed = f"even, and a multiple of encoder_attention_heads={heads}"
-        raise _inexact("d_model", marian.d_model, allowed)
+        raise inexact("d_model", marian.d_model, allowed)
     fields = {name: getattr(marian, name) for name in SAME_FIELDS}
     if not marian.share_encoder_decoder_embeddings:
         fields["source_vocab_size"] = marian.vocab_size
@@ -213,46 +212,21 @@ def _config_of(raw: dict[str, Any], weights: dict[str, torch.Tensor]) -> Vaswani
         "bos_token_id": None,
         "max_position_embeddings": marian.max_position_embeddings,
     }
-    try:
-        return VaswaniConfig(**fields)
-    except Exception as error:  # a value of another type is an error of huggingface_hub
-        raise ValueError(f"config.json has a value that cannot be used: {' '.join(str(error).split())}") from None
-
-
-def _inexact(name: str, value: Any, allowed: Any) -> ValueError:
-    return ValueError(f"The model has {name}={value!r}; only {allowed!r} can be converted exactly.")
+    return configuration(fields)
 
 
 # --- from Marian: the weights
 
 
-def _carried(weights: dict[str, torch.Tensor], config: VaswaniConfig) -> dict[str, torch.Tensor]:
-    """Return the weights by our names with our order of features, after it was checked that they are all there."""
+def _prepared(weights: dict[str, torch.Tensor], config: VaswaniConfig) -> dict[str, torch.Tensor]:
+    """Return the weights with the matrices of embeddings and the bias by our names."""
     weights = dict(weights)
     _check_positions(weights, config.d_model)
     bias = weights.pop(BIAS, None)
     weights |= _embeddings(weights, config)
     if bias is not None and config.output_bias:
         weights["lm_head.bias"] = bias.flatten()
-    with torch.device("meta"):
-        expected = VaswaniForConditionalGeneration(config).state_dict()
-    carried, back = {}, _marian_order(config.d_model).argsort()
-    for name, ours in expected.items():
-        theirs = _marian_name(name)
-        if theirs not in weights:
-            raise ValueError(f"The weight {theirs} is missing.")
-        weight = weights.pop(theirs)
-        if weight.shape != ours.shape:
-            shapes = f"{tuple(weight.shape)}; the configuration makes it {tuple(ours.shape)}"
-            raise ValueError(f"The weight {theirs} has the shape {shapes}.")
-        carried[name] = _reordered(name, weight, back).contiguous()
-    if weights:
-        raise ValueError(f"{len(weights)} weights are not those of a Marian model, such as {sorted(weights)[0]}.")
-    if config.source_vocab_size is None and config.tie_word_embeddings:  # one matrix, so one tensor
-        carried |= dict.fromkeys((TARGET, HEAD), carried[SOURCE])
-    elif config.tie_word_embeddings:
-        carried[HEAD] = carried[TARGET]
-    return carried
+    return weights
 
 
 def _embeddings(weights: dict[str, torch.Tensor], config: VaswaniConfig) -> dict[str, torch.Tensor]:
@@ -297,14 +271,6 @@ def _check_positions(weights: dict[str, torch.Tensor], d_model: int) -> None:
 # --- from Marian: the rest of the folder
 
 
-def _generation_config(folder: Path, raw: dict[str, Any]) -> GenerationConfig:
-    """Read the generation configuration, which older folders have among the fields of `config.json`."""
-    path = folder / GENERATION_CONFIG_NAME
-    fields = read_object(path) if path.is_file() else raw
-    known = vars(GenerationConfig()).keys() - {"transformers_version", "_from_model_config"}
-    return GenerationConfig(**{name: value for name, value in fields.items() if name in known and value is not None})
-
-
 def _tokenizer_of(folder: Path, config: VaswaniConfig) -> VaswaniMarianTokenizer:
     """Convert both SentencePiece models and the vocabularies."""
     options = _tokenizer_options(folder)
@@ -330,7 +296,7 @@ def _tokenizer_options(folder: Path) -> dict[str, Any]:
     path = folder / "tokenizer_config.json"
     given = read_object(path) if path.is_file() else {}
     if (given.get("sp_model_kwargs") or {}).get("enable_sampling"):
-        raise _inexact("sp_model_kwargs", given["sp_model_kwargs"], {})
+        raise inexact("sp_model_kwargs", given["sp_model_kwargs"], {})
     options = {name: given[name] for name in TOKENIZER_OPTIONS if given.get(name) is not None}
     for name, default in (("unk_token", "<unk>"), ("eos_token", "</s>"), ("pad_token", "<pad>")):
         token = given.get(name) or default

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import torch
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.utils import CONFIG_NAME, is_sentencepiece_available
+from transformers.utils import CONFIG_NAME, is_sentencepiece_available, logging
 
 from ..data.text_files import read_object
 from ..modeling_vaswani import VaswaniForConditionalGeneration
@@ -99,14 +99,27 @@ class TransformersOriginal:
         The dtype in which it computes.
     architecture : type[PreTrainedModel]
         Its class.
+    has_tokenizer : Callable[[], bool], default=is_sentencepiece_available
+        Whether the library is installed that its tokenizer needs.
     """
 
     measure = "logits"
 
-    def __init__(self, folder: Path, dtype: torch.dtype, architecture: type[PreTrainedModel]) -> None:
-        self.model: Any = architecture.from_pretrained(folder, dtype=dtype, local_files_only=True).eval()
+    def __init__(
+        self,
+        folder: Path,
+        dtype: torch.dtype,
+        architecture: type[PreTrainedModel],
+        has_tokenizer: Callable[[], bool] = is_sentencepiece_available,
+    ) -> None:
+        verbosity = logging.get_verbosity()
+        logging.set_verbosity_error()  # tables that are computed are reported as missing
+        try:
+            self.model: Any = architecture.from_pretrained(folder, dtype=dtype, local_files_only=True).eval()
+        finally:
+            logging.set_verbosity(verbosity)
         self.tokenizer = None
-        if is_sentencepiece_available():
+        if has_tokenizer():
             self.tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
 
     def translate(self, inputs: Mapping[str, torch.Tensor], length: int) -> torch.Tensor:
@@ -146,7 +159,9 @@ class TransformersOriginal:
             The largest difference.
         """
         is_token = (sequences != model.config.pad_token_id) | (torch.arange(sequences.shape[1]) == 0)
-        logits = [each(**inputs, decoder_input_ids=sequences).logits[is_token] for each in (self.model, model)]
+        given: dict[str, Any] = {**inputs, "decoder_input_ids": sequences}
+        # With a cache, FSMT would look ahead.
+        logits = [each(**given, use_cache=False).logits[is_token] for each in (self.model, model)]
         return float((logits[0] - logits[1]).abs().max())
 
     def token_ids(self, text: str) -> list[int] | None:
@@ -160,7 +175,7 @@ class TransformersOriginal:
         Returns
         -------
         list[int] | None
-            Its token ids; None where sentencepiece is not installed.
+            Its token ids; None where the library of its tokenizer is not installed.
         """
         return self.tokenizer(text)["input_ids"] if self.tokenizer else None
 

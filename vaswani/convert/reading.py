@@ -6,18 +6,18 @@ from pathlib import Path
 from huggingface_hub import snapshot_download
 
 from ..configuration_vaswani import VaswaniConfig
+from .fsmt import FSMT
 from .marian import MARIAN
 from .reader import Reader, model_type_of
 
 # The kinds that can be converted.
-READERS = (MARIAN,)
+READERS = (MARIAN, FSMT)
 PRE_LN = "it normalises the input of each sub-layer, not the output (pre-LN)"
 # Why others are not.
 REASONS = {
     "bart": "it normalises its embeddings, and its positions are learned",
     "bert": "it has no decoder",
     "blenderbot": PRE_LN,
-    "fsmt": "its positions follow another formula, and there is no reader for it",
     "gpt2": "it has no encoder",
     "m2m_100": PRE_LN,
     "mbart": PRE_LN,

@@ -38,7 +38,7 @@ def convert_model(
     Parameters
     ----------
     source : str | os.PathLike[str]
-        Its folder, or its name on the Hub. The kinds are Marian's, such as "Helsinki-NLP/opus-mt-en-de".
+        Its folder, or its name on the Hub, such as "Helsinki-NLP/opus-mt-en-de". The kinds are those of `READERS`.
     folder : str | os.PathLike[str]
         The folder to make.
     sentences : Sequence[str], default=SENTENCES

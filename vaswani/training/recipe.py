@@ -25,7 +25,7 @@ from ..hub.results import model_facts, recipe_facts, run_results, write_results
 from ..modeling_vaswani import VaswaniForConditionalGeneration
 from ..plotting.learning_curve import draw_learning_curve
 from ..presets import preset
-from ..tokenization_marian import VaswaniMarianTokenizer
+from ..tokenization_sides import TwoSidedTokenizer
 from ..tokenization_vaswani import VaswaniTokenizer
 from .arguments import VaswaniTrainingArguments
 from .checkpoints import complete_checkpoints, replace_files, report_failed_write
@@ -256,8 +256,10 @@ def _run_recipe(options: CorpusOptions, arguments: VaswaniTrainingArguments, loc
     model, tokenizer = load_translator_parts(options.model, changes) if options.model else (None, None)
     train = _load(options.train, options, arguments, split="train", streaming=options.streaming)
     tokenizer = tokenizer or _tokenizer(train, options, output)
-    if options.bpe_dropout and isinstance(tokenizer, VaswaniMarianTokenizer):
-        raise ValueError("bpe_dropout needs a byte-pair encoding, and a converted model has none: leave it out.")
+    if options.bpe_dropout and isinstance(tokenizer, TwoSidedTokenizer):
+        raise ValueError(
+            "bpe_dropout needs a tokenizer of this package, which a converted model has not: leave it out."
+        )
     train = tokenize(train, tokenizer, options.num_proc)
     train = clean(train, options.max_length, options.max_ratio, options.drop_duplicates, not options.keep_empty)
     if not options.streaming and not len(train):
