@@ -16,6 +16,7 @@ from ..modeling_vaswani import VaswaniForConditionalGeneration, sinusoidal_posit
 from ..tokenization_marian import VaswaniMarianTokenizer
 from ..tokenization_sides import FILES, read_vocabulary
 from .assembly import HEAD, SOURCE, TARGET, assemble, configuration, generation_configuration, inexact
+from .features import marian_order, reordered
 from .reader import Reader, TransformersOriginal, model_type_of
 from .requirements import POSITIONS, refuse_what_peers_lack
 from .sentencepiece import read_unigram
@@ -116,8 +117,8 @@ def to_marian(model: VaswaniForConditionalGeneration) -> MarianMTModel:
         fields["share_encoder_decoder_embeddings"] = False
     marian: Any = MarianMTModel(MarianConfig(**fields))
     marian.to(model.dtype).eval()
-    order = _marian_order(config.d_model)
-    carried = {_marian_name(name): _reordered(name, weight, order) for name, weight in model.state_dict().items()}
+    order = marian_order(config.d_model)
+    carried = {_marian_name(name): reordered(name, weight, order) for name, weight in model.state_dict().items()}
     if config.source_vocab_size is None:
         carried[SHARED] = carried[SOURCE]
     if config.output_bias:
@@ -163,13 +164,13 @@ def from_marian(folder: Path) -> tuple[VaswaniForConditionalGeneration, VaswaniM
     raw = read_object(folder / CONFIG_NAME)
     weights = read_weights(folder)
     config = _config_of(raw, weights)
-    back = _marian_order(config.d_model).argsort()
+    back = marian_order(config.d_model).argsort()
     model = assemble(
         config,
         _prepared(weights, config),
         "a Marian model",
         _marian_name,
-        lambda name, weight: _reordered(name, weight, back),
+        lambda name, weight: reordered(name, weight, back),
     )
     model.generation_config = generation_configuration(folder, raw, config.vocab_size)
     return model, _tokenizer_of(folder, config)
@@ -262,7 +263,7 @@ def _check_positions(weights: dict[str, torch.Tensor], d_model: int) -> None:
         table = weights.pop(name, None)
         if table is None:
             continue
-        formula = sinusoidal_positions(torch.arange(len(table)), d_model)[:, _marian_order(d_model)]
+        formula = sinusoidal_positions(torch.arange(len(table)), d_model)[:, marian_order(d_model)]
         is_rounded = any(torch.equal(table, table.to(half).to(table)) for half in (torch.float16, torch.bfloat16))
         if table.shape != formula.shape or (table.double() - formula).abs().max() > (2**-8 if is_rounded else 1e-5):
             raise ValueError(f"{name} differs from the sinusoids of the formula: it cannot be converted exactly.")
@@ -280,11 +281,39 @@ def _tokenizer_of(folder: Path, config: VaswaniConfig) -> VaswaniMarianTokenizer
     for vocab, size in zip(vocabs, (config.source_vocab_size or config.vocab_size, config.vocab_size), strict=True):
         if (largest := max(vocab.values())) >= size:
             raise ValueError(f"The vocabulary of {folder} has the token id {largest}; the model has {size} tokens.")
+    models = (folder / "source.spm", folder / "target.spm")
+    return tokenizer_of_sides(models, (vocabs[0], vocabs[1]), options)
+
+
+def tokenizer_of_sides(
+    models: tuple[Path, Path], vocabs: tuple[dict[str, int], dict[str, int]], options: dict[str, Any]
+) -> VaswaniMarianTokenizer:
+    """Build a tokenizer of a SentencePiece model and a vocabulary for each side.
+
+    Parameters
+    ----------
+    models : tuple[Path, Path]
+        The SentencePiece models of source and target.
+    vocabs : tuple[dict[str, int], dict[str, int]]
+        The vocabularies of source and target, from token to id.
+    options : dict[str, Any]
+        Options of the tokenizer, its special tokens among them.
+
+    Returns
+    -------
+    VaswaniMarianTokenizer
+        The tokenizer.
+
+    Raises
+    ------
+    ValueError
+        As in `read_unigram`.
+    """
+    special = {name: options[name] for name in ("unk_token", "eos_token", "pad_token")}
     with tempfile.TemporaryDirectory() as place:
         paths = {name: Path(place) / file for name, file in FILES.items()}
-        for name, vocab, model in (("source_file", vocabs[0], "source.spm"), ("target_file", vocabs[1], "target.spm")):
-            special = {name: options[name] for name in ("unk_token", "eos_token", "pad_token")}
-            paths[name].write_text(read_unigram(folder / model, vocab, **special), encoding="utf-8")
+        for name, vocab, model in zip(("source_file", "target_file"), vocabs, models, strict=True):
+            paths[name].write_text(read_unigram(model, vocab, **special), encoding="utf-8")
         for name, vocab in zip(("vocab_file", "target_vocab_file"), vocabs, strict=True):
             paths[name].write_text(json.dumps(vocab, ensure_ascii=False), encoding="utf-8")
         files: dict[str, Any] = {name: str(path) for name, path in paths.items()}
@@ -307,24 +336,8 @@ def _tokenizer_options(folder: Path) -> dict[str, Any]:
 # --- both ways
 
 
-def _marian_order(d_model: int) -> torch.Tensor:
-    """Return which of our features each of Marian's is: the sines, then the cosines."""
-    return torch.cat((torch.arange(0, d_model, 2), torch.arange(1, d_model, 2)))
-
-
 def _marian_name(name: str) -> str:
     return name.replace("feed_forward.fc", "fc").replace("feed_forward_layer_norm", "final_layer_norm")
-
-
-def _reordered(name: str, weight: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
-    """Return a weight with its d_model features in another order."""
-    reads_states = ("embed_tokens.weight", "lm_head.weight", "q_proj.weight", "k_proj.weight", "v_proj.weight")
-    writes_states = ("out_proj.weight", "out_proj.bias", "fc2.weight", "fc2.bias")
-    if name.endswith((*reads_states, "fc1.weight")):
-        return weight[:, order]
-    if name.endswith(writes_states) or "layer_norm" in name:
-        return weight[order]
-    return weight.clone()
 
 
 MARIAN = Reader(
@@ -336,4 +349,4 @@ MARIAN = Reader(
     original=lambda folder, dtype: TransformersOriginal(folder, dtype, MarianMTModel),
 )
 
-__all__ = ["MARIAN", "from_marian", "shared_fields", "to_marian"]
+__all__ = ["MARIAN", "from_marian", "shared_fields", "to_marian", "tokenizer_of_sides"]

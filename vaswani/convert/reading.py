@@ -6,12 +6,13 @@ from pathlib import Path
 from huggingface_hub import snapshot_download
 
 from ..configuration_vaswani import VaswaniConfig
+from .ctranslate2_reader import CTRANSLATE2
 from .fsmt import FSMT
 from .marian import MARIAN
 from .reader import Reader, model_type_of
 
 # The kinds that can be converted.
-READERS = (MARIAN, FSMT)
+READERS = (MARIAN, FSMT, CTRANSLATE2)
 PRE_LN = "it normalises the input of each sub-layer, not the output (pre-LN)"
 # Why others are not.
 REASONS = {
