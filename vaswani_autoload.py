@@ -24,7 +24,7 @@ TABLES = {
     "transformers.models.auto.tokenization_auto": (
         None,
         "REGISTERED_TOKENIZER_CLASSES",
-        ("VaswaniTokenizer", "VaswaniMarianTokenizer", "VaswaniMosesTokenizer"),
+        ("VaswaniTokenizer", "VaswaniMarianTokenizer", "VaswaniMosesTokenizer", "VaswaniPairTokenizer"),
     ),
 }
 

@@ -291,6 +291,7 @@ def test_the_public_names_are_pinned() -> None:
         "VaswaniMarianTokenizer",
         "VaswaniModel",
         "VaswaniMosesTokenizer",
+        "VaswaniPairTokenizer",
         "VaswaniPreTrainedModel",
         "VaswaniTokenizer",
         "VaswaniTrainer",

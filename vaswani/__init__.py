@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from .presets import preset, preset_names
     from .tokenization_marian import VaswaniMarianTokenizer
     from .tokenization_moses import VaswaniMosesTokenizer
+    from .tokenization_pair import VaswaniPairTokenizer
     from .tokenization_vaswani import VaswaniTokenizer
     from .training import VaswaniTrainer, VaswaniTrainingArguments
 
@@ -27,6 +28,7 @@ _HOMES = {
     "VaswaniMarianTokenizer": "tokenization_marian",
     "VaswaniModel": "modeling_vaswani",
     "VaswaniMosesTokenizer": "tokenization_moses",
+    "VaswaniPairTokenizer": "tokenization_pair",
     "VaswaniPreTrainedModel": "modeling_vaswani",
     "VaswaniTokenizer": "tokenization_vaswani",
     "VaswaniTrainer": "training",
@@ -68,6 +70,7 @@ __all__ = [
     "VaswaniMarianTokenizer",
     "VaswaniModel",
     "VaswaniMosesTokenizer",
+    "VaswaniPairTokenizer",
     "VaswaniPreTrainedModel",
     "VaswaniTokenizer",
     "VaswaniTrainer",

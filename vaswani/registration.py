@@ -28,6 +28,7 @@ def register_with_transformers() -> None:
     _register("models.auto.modeling_auto", "modeling_vaswani", _register_models)
     _register("models.auto.tokenization_auto", "tokenization_marian", _register_marian_tokenizer)
     _register("models.auto.tokenization_auto", "tokenization_moses", _register_moses_tokenizer)
+    _register("models.auto.tokenization_auto", "tokenization_pair", _register_pair_tokenizer)
     _register("models.auto.tokenization_auto", "tokenization_vaswani", _register_tokenizer)
     _register("pipelines", "inference.pipeline", _register_pipeline)
 
@@ -61,6 +62,10 @@ def _register_marian_tokenizer(auto: Any, ours: Any) -> None:
 
 def _register_moses_tokenizer(auto: Any, ours: Any) -> None:
     auto.AutoTokenizer.register(VaswaniConfig, ours.VaswaniMosesTokenizer, exist_ok=True)
+
+
+def _register_pair_tokenizer(auto: Any, ours: Any) -> None:
+    auto.AutoTokenizer.register(VaswaniConfig, ours.VaswaniPairTokenizer, exist_ok=True)
 
 
 def _register_tokenizer(auto: Any, ours: Any) -> None:

@@ -9,10 +9,11 @@ from ..configuration_vaswani import VaswaniConfig
 from .ctranslate2_reader import CTRANSLATE2
 from .fsmt import FSMT
 from .marian import MARIAN
+from .nn_transformer import NN_TRANSFORMER
 from .reader import Reader, model_type_of
 
 # The kinds that can be converted.
-READERS = (MARIAN, FSMT, CTRANSLATE2)
+READERS = (MARIAN, FSMT, CTRANSLATE2, NN_TRANSFORMER)
 PRE_LN = "it normalises the input of each sub-layer, not the output (pre-LN)"
 # Why others are not.
 REASONS = {

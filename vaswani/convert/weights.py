@@ -42,26 +42,71 @@ def read_weights(folder: Path) -> dict[str, torch.Tensor]:
     """
     weights: dict[str, Any] = {}
     for file in _files(folder):
-        check_inside(folder, [file])
-        path = folder / file
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # torch warns of pickles that it then refuses
-                found = torch.load(path, "cpu", weights_only=True) if file == WEIGHTS_NAME else load_file(path)
-        except (SafetensorError, RuntimeError, pickle.UnpicklingError, EOFError, ValueError, KeyError) as error:
-            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-            if "weights_only" in str(error).lower() or isinstance(error, pickle.UnpicklingError):
-                reason = "it is damaged, or holds other things than tensors, which may be code"
-            raise ValueError(f"{path} cannot be read: {reason}.") from None
-        if not isinstance(found, dict):
-            raise ValueError(f"{path} holds a {type(found).__name__}, not weights by name.")
-        weights |= found
+        weights |= _content_of(folder, file)
+    return _checked(weights, folder)
+
+
+def read_file(folder: Path, file: str, entry: str | None = None) -> dict[str, torch.Tensor]:
+    """Read the weights in one file of a folder.
+
+    Parameters
+    ----------
+    folder : Path
+        The folder.
+    file : str
+        Name of the file: `.safetensors`, or a pickled one.
+    entry : str | None, default=None
+        Name of the entry with the weights, in a file that has more than them.
+
+    Returns
+    -------
+    dict[str, torch.Tensor]
+        As `read_weights`.
+
+    Raises
+    ------
+    ValueError
+        As `read_weights`, or if there is no such file or entry.
+    """
+    if not (folder / file).is_file():
+        raise ValueError(f"There is no {file} in {folder}.")
+    weights = _content_of(folder, file)
+    if entry is not None:
+        if not isinstance(weights.get(entry), dict):
+            raise ValueError(
+                f"{folder / file} has no weights {entry!r}; its entries are {', '.join(map(str, weights))}."
+            )
+        weights = weights[entry]
+    return _checked(weights, folder / file)
+
+
+def _content_of(folder: Path, file: str) -> dict[str, Any]:
+    """Read what a file has by name."""
+    check_inside(folder, [file])
+    path = folder / file
+    is_pickled = path.suffix != ".safetensors"
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch warns of pickles that it then refuses
+            found = torch.load(path, "cpu", weights_only=True) if is_pickled else load_file(path)
+    except (SafetensorError, RuntimeError, pickle.UnpicklingError, EOFError, ValueError, KeyError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        if "weights_only" in str(error).lower() or isinstance(error, pickle.UnpicklingError):
+            reason = "it is damaged, or holds other things than tensors, which may be code"
+        raise ValueError(f"{path} cannot be read: {reason}.") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"{path} holds a {type(found).__name__}, not weights by name.")
+    return found
+
+
+def _checked(weights: dict[str, Any], place: Path) -> dict[str, torch.Tensor]:
+    """Refuse anything but finite floating-point tensors, and widen those in half precision."""
     for name, weight in weights.items():
         if not isinstance(weight, torch.Tensor) or not weight.is_floating_point():
             kind = weight.dtype if isinstance(weight, torch.Tensor) else type(weight).__name__
-            raise ValueError(f"The weight {name} of {folder} is of type {kind}; it must be a floating-point tensor.")
+            raise ValueError(f"The weight {name} of {place} is of type {kind}; it must be a floating-point tensor.")
         if not torch.isfinite(weight).all():
-            raise ValueError(f"The weight {name} of {folder} has values that are NaN or infinite.")
+            raise ValueError(f"The weight {name} of {place} has values that are NaN or infinite.")
         weights[name] = weight.float() if weight.dtype in (torch.float16, torch.bfloat16) else weight
     return weights
 
@@ -87,4 +132,4 @@ def _files(folder: Path) -> list[str]:
     raise ValueError(f"{folder} has no weights: neither {SAFE_WEIGHTS_NAME} nor {WEIGHTS_NAME}.")
 
 
-__all__ = ["WEIGHTS", "read_weights"]
+__all__ = ["WEIGHTS", "read_file", "read_weights"]

@@ -122,12 +122,14 @@ def compare(
     ValueError
         If the difference is more than rounding explains.
     """
-    difference, equal = 0.0, 0
+    difference, equal, longest = 0.0, 0, LONGEST
+    if model.config.position_encoding != "sinusoidal":
+        longest = min(longest, model.config.max_position_embeddings)
     for start in range(0, len(sentences), BATCH):
         lines = list(sentences[start : start + BATCH])
         inputs = dict(tokenizer(lines, return_tensors="pt", padding=True, truncation=True))
-        found = model.generate(**inputs, **search, max_length=LONGEST, max_new_tokens=None)
-        theirs, ours = (_ended(each, model) for each in (other.translate(inputs, LONGEST), found))
+        found = model.generate(**inputs, **search, max_length=longest, max_new_tokens=None)
+        theirs, ours = (_ended(each, model) for each in (other.translate(inputs, longest), found))
         equal += sum(torch.equal(*pair) for pair in zip(theirs, ours, strict=True))
         padded = torch.nn.utils.rnn.pad_sequence(theirs, batch_first=True, padding_value=model.config.pad_token_id)
         difference = max(difference, other.difference(model, inputs, padded))

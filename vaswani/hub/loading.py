@@ -119,8 +119,9 @@ def check_tokenizer(tokenizer: Any, vocab_size: int, source_vocab_size: int | No
     ValueError
         If a token has such an id, or a step of the tokenizer has a text or a number of tokens that is too long.
     """
-    if tokenizer.is_fast:
-        _check_growth(json.loads(tokenizer.backend_tokenizer.to_str()))
+    pipelines = [tokenizer.backend_tokenizer.to_str()] if tokenizer.is_fast else getattr(tokenizer, "pipelines", [])
+    for pipeline in pipelines:
+        _check_growth(json.loads(pipeline))
     with panics_as_errors("The tokenizer"):
         tokenizer("a")
     sides = [(tokenizer.get_vocab(), source_vocab_size or vocab_size)]
