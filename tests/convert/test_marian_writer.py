@@ -13,9 +13,9 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, MarianMTModel, Ma
 from tests.conftest import tiny_model
 from tests.opus import SCRIPTS, sentences_of
 from vaswani import VaswaniTokenizer
-from vaswani.convert.marian_writer import write_marian, write_tokenizer
+from vaswani.convert.marian_writer import write_marian
 from vaswani.convert.sentencepiece import read_unigram, write_unigram
-from vaswani.convert.writer import plain_generation_config
+from vaswani.convert.writer import plain_generation_config, write_tokenizer
 from vaswani.hub.loading import load_translator_parts
 from vaswani.hub.shipped import model_folder
 

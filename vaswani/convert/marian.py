@@ -85,6 +85,32 @@ def shared_fields(config: VaswaniConfig) -> dict[str, Any]:
     }
 
 
+def marian_config(config: VaswaniConfig) -> MarianConfig:
+    """Write a configuration as that of Marian.
+
+    Parameters
+    ----------
+    config : VaswaniConfig
+        Configuration of the model.
+
+    Returns
+    -------
+    MarianConfig
+        Marian's.
+
+    Raises
+    ------
+    ValueError
+        If the model has what Marian lacks.
+    """
+    refuse_what_peers_lack(config, EXPRESSED)
+    fields = {**shared_fields(config), "bos_token_id": None, "tie_word_embeddings": config.tie_word_embeddings}
+    if config.source_vocab_size is not None:
+        fields["vocab_size"], fields["decoder_vocab_size"] = config.source_vocab_size, config.vocab_size
+        fields["share_encoder_decoder_embeddings"] = False
+    return MarianConfig(**fields)
+
+
 def to_marian(model: VaswaniForConditionalGeneration) -> MarianMTModel:
     """Convert a model to `MarianMTModel` of transformers.
 
@@ -110,12 +136,7 @@ def to_marian(model: VaswaniForConditionalGeneration) -> MarianMTModel:
     biases; they are zero where the model has none.
     """
     config = model.config
-    refuse_what_peers_lack(config, EXPRESSED)
-    fields = {**shared_fields(config), "bos_token_id": None, "tie_word_embeddings": config.tie_word_embeddings}
-    if config.source_vocab_size is not None:
-        fields["vocab_size"], fields["decoder_vocab_size"] = config.source_vocab_size, config.vocab_size
-        fields["share_encoder_decoder_embeddings"] = False
-    marian: Any = MarianMTModel(MarianConfig(**fields))
+    marian: Any = MarianMTModel(marian_config(config))
     marian.to(model.dtype).eval()
     order = marian_order(config.d_model)
     carried = {_marian_name(name): reordered(name, weight, order) for name, weight in model.state_dict().items()}
@@ -349,4 +370,4 @@ MARIAN = Reader(
     original=lambda folder, dtype: TransformersOriginal(folder, dtype, MarianMTModel),
 )
 
-__all__ = ["MARIAN", "from_marian", "shared_fields", "to_marian", "tokenizer_of_sides"]
+__all__ = ["MARIAN", "from_marian", "marian_config", "shared_fields", "to_marian", "tokenizer_of_sides"]

@@ -1,18 +1,14 @@
 """Write a model as a folder of Marian, which everything loads that knows `MarianMTModel`."""
 
-import json
 from pathlib import Path
 
 from transformers import MarianMTModel, PreTrainedTokenizerBase
 
-from ..data.text_files import read_object
 from ..modeling_vaswani import VaswaniForConditionalGeneration
-from ..tokenization_marian import VaswaniMarianTokenizer
 from .marian import EPSILON, to_marian
 from .reader import TransformersOriginal
 from .requirements import POSITIONS
-from .sentencepiece import write_unigram
-from .writer import Writer, plain_generation_config
+from .writer import Writer, plain_generation_config, write_tokenizer
 
 EXAMPLE = """\
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
@@ -22,9 +18,6 @@ model = AutoModelForSeq2SeqLM.from_pretrained({location})
 inputs = tokenizer([{example}], return_tensors="pt")
 print(tokenizer.batch_decode(model.generate(**inputs), skip_special_tokens=True))
 """
-TOKENIZER_CONFIG = "tokenizer_config.json"
-# Options of a saved tokenizer that are this machine's.
-LOCAL = ("is_local", "local_files_only", "backend", "name_or_path", "vocab_file", "source_file", "target_file")
 
 
 def write_marian(model: VaswaniForConditionalGeneration, tokenizer: PreTrainedTokenizerBase, folder: Path) -> list[str]:
@@ -62,35 +55,6 @@ def write_marian(model: VaswaniForConditionalGeneration, tokenizer: PreTrainedTo
     return notes
 
 
-def write_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Write a tokenizer so that transformers loads it without this package.
-
-    Parameters
-    ----------
-    tokenizer : PreTrainedTokenizerBase
-        The tokenizer.
-    folder : Path
-        The folder to write into.
-
-    Notes
-    -----
-    Byte-pair encoding becomes the generic fast tokenizer of transformers, which reads all from `tokenizer.json`. The
-    tokenizer of a converted Marian model becomes a `MarianTokenizer` again, whose SentencePiece models are restored.
-    """
-    tokenizer.save_pretrained(folder)
-    options = read_object(folder / TOKENIZER_CONFIG)
-    if isinstance(tokenizer, VaswaniMarianTokenizer):
-        for file, name in (("tokenizer.json", "source.spm"), ("target_tokenizer.json", "target.spm")):
-            (folder / name).write_bytes(write_unigram((folder / file).read_text(encoding="utf-8")))
-            (folder / file).unlink()
-        options["tokenizer_class"] = "MarianTokenizer"
-    elif tokenizer.is_fast:
-        options["tokenizer_class"] = "PreTrainedTokenizerFast"
-    options = {name: value for name, value in options.items() if name not in LOCAL}
-    text = json.dumps(options, indent=2, ensure_ascii=False)
-    (folder / TOKENIZER_CONFIG).write_text(f"{text}\n", encoding="utf-8")
-
-
 MARIAN_WRITER = Writer(
     kind="marian",
     packages=(),
@@ -100,4 +64,4 @@ MARIAN_WRITER = Writer(
     search={"length_penalty_form": "power"},
 )
 
-__all__ = ["MARIAN_WRITER", "write_marian", "write_tokenizer"]
+__all__ = ["MARIAN_WRITER", "write_marian"]

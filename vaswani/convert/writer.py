@@ -1,6 +1,7 @@
 """What a writer of another kind of models is, and what writers share."""
 
 import importlib.util
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,11 +10,17 @@ from typing import Any
 import torch
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
+from ..data.text_files import read_object
 from ..modeling_vaswani import VaswaniForConditionalGeneration
+from ..tokenization_marian import VaswaniMarianTokenizer
 from .reader import Original
+from .sentencepiece import write_unigram
 
 # Tokens that a translation may have where a model's own limit depends on its source, which others cannot express.
 MAX_LENGTH = 512
+TOKENIZER_CONFIG = "tokenizer_config.json"
+# Options of a saved tokenizer that are this machine's.
+LOCAL = ("is_local", "local_files_only", "backend", "name_or_path", "vocab_file", "source_file", "target_file")
 
 
 @dataclass(frozen=True)
@@ -90,4 +97,33 @@ def plain_generation_config(model: VaswaniForConditionalGeneration) -> tuple[Gen
     return GenerationConfig(**fields), notes
 
 
-__all__ = ["Writer", "plain_generation_config"]
+def write_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    """Write a tokenizer so that transformers loads it without this package.
+
+    Parameters
+    ----------
+    tokenizer : PreTrainedTokenizerBase
+        The tokenizer.
+    folder : Path
+        The folder to write into.
+
+    Notes
+    -----
+    Byte-pair encoding becomes the generic fast tokenizer of transformers, which reads all from `tokenizer.json`. The
+    tokenizer of a converted Marian model becomes a `MarianTokenizer` again, whose SentencePiece models are restored.
+    """
+    tokenizer.save_pretrained(folder)
+    options = read_object(folder / TOKENIZER_CONFIG)
+    if isinstance(tokenizer, VaswaniMarianTokenizer):
+        for file, name in (("tokenizer.json", "source.spm"), ("target_tokenizer.json", "target.spm")):
+            (folder / name).write_bytes(write_unigram((folder / file).read_text(encoding="utf-8")))
+            (folder / file).unlink()
+        options["tokenizer_class"] = "MarianTokenizer"
+    elif tokenizer.is_fast:
+        options["tokenizer_class"] = "PreTrainedTokenizerFast"
+    options = {name: value for name, value in options.items() if name not in LOCAL}
+    text = json.dumps(options, indent=2, ensure_ascii=False)
+    (folder / TOKENIZER_CONFIG).write_text(f"{text}\n", encoding="utf-8")
+
+
+__all__ = ["Writer", "plain_generation_config", "write_tokenizer"]

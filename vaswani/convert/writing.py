@@ -1,10 +1,11 @@
 """The kinds of models as which a model can be written."""
 
 from .marian_writer import MARIAN_WRITER
+from .onnx import ONNX_WRITER
 from .writer import Writer
 
 # The kinds to which a model can be exported.
-WRITERS = (MARIAN_WRITER,)
+WRITERS = (MARIAN_WRITER, ONNX_WRITER)
 
 
 def writer_of(kind: str) -> Writer:
