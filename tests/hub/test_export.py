@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,9 @@ import vaswani
 from tests.conftest import tiny_model
 from vaswani import VaswaniTokenizer, export_model
 from vaswani.convert import marian_writer
-from vaswani.convert.writing import WRITERS, writer_of
+from vaswani.convert.writing import WRITERS
 from vaswani.hub import export
+from vaswani.hub.card import make_card
 from vaswani.hub.checked_folder import SENTENCES
 
 
@@ -47,7 +49,7 @@ def test_the_card_says_how_to_use_the_folder_and_what_is_not_the_same(tmp_path: 
     card = ModelCard.load(tmp_path / "out" / "README.md")
     assert (card.data.license, card.data.language, card.data.tags) == ("cc-by-2.0", ["en", "de"], ["marian"])
     text = str(card)
-    assert 'AutoModelForSeq2SeqLM.from_pretrained(".")' in text
+    assert 'AutoModelForSeq2SeqLM.from_pretrained("out")' in text
     assert "import vaswani" not in text
     assert "translations were equal" in text
     assert "not the paper's: beam search may choose other translations" in text
@@ -110,14 +112,18 @@ def test_an_existing_folder_is_not_replaced(folder: Path, tmp_path: Path) -> Non
     assert not list((tmp_path / "out").iterdir())
 
 
-def test_every_writer_has_a_name_of_its_own_and_an_example_that_can_be_filled_in() -> None:
+def test_every_writer_has_a_name_of_its_own_and_an_example_that_is_filled_in(folder: Path, tmp_path: Path) -> None:
     kinds = [writer.kind for writer in WRITERS]
     assert len(set(kinds)) == len(kinds)
-    for kind in kinds:
-        code = writer_of(kind).example.format(location='"."', example='"Good morning."')
-        compile(code, kind, "exec")
-        assert '"."' in code
+    results = export_model(folder, tmp_path / "out", to="marian", sentences=["three"])
+    for writer in WRITERS:
+        card = str(make_card({**results, "export": {**results["export"], "kind": writer.kind}}))
+        (code,) = re.findall(rf"```{writer.language}\n(.*?)```", card, re.S)
+        assert '"out"' in code
         assert '"Good morning."' in code
+        assert "{location}" not in code
+        if writer.language == "python":
+            compile(code, writer.kind, "exec")
 
 
 def test_half_precision_becomes_float32_with_equal_values(folder: Path, tmp_path: Path) -> None:

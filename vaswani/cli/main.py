@@ -13,7 +13,7 @@ import vaswani
 COMMANDS = {
     "train": "train a model from a recipe: a name, a YAML file, options, or both; `vaswani train --help` lists them",
     "convert": "convert a model of another library (OPUS-MT, WMT19) to this package, exactly",
-    "export": "export a model to a folder that another library loads: marian",
+    "export": "export a model to a folder that another library loads: Marian of transformers, or ONNX",
     "average": "average the last checkpoints of a run, or those that are named",
     "translate": "translate sentences, a file, or standard input",
     "score": "score given translations: score, log-probability and length",

@@ -33,15 +33,11 @@ BATCH, TARGET, PAST, SOURCE = 2, 3, 4, 5
 # An ONNX file holds less than 2 GiB.
 LARGEST = 2**31 - 2**20
 EXAMPLE = """\
-import numpy
-from onnxruntime import InferenceSession
-from transformers import AutoTokenizer
+import { env, pipeline } from "@huggingface/transformers";
 
-tokenizer = AutoTokenizer.from_pretrained({location})
-encoder = InferenceSession({location} + "/onnx/encoder_model.onnx")
-inputs = dict(tokenizer([{example}], return_tensors="np"))
-(states,) = encoder.run(None, inputs)
-print(states.shape)  # the decoder is onnx/decoder_model_merged.onnx
+env.localModelPath = ".";
+const translate = await pipeline("translation", {location}, { dtype: "fp32" });
+console.log(await translate({example}));
 """
 
 
@@ -115,6 +111,7 @@ class _Cross(nn.Module):
 
     def forward(self, encoder_hidden_states: torch.Tensor) -> dict[str, Any]:
         present = {}
+        attention: Any
         for index, attention in enumerate(self.layers):
             key, value = attention._keys_and_values(encoder_hidden_states, encoder_hidden_states, None)
             present[str(index)] = {"encoder": {"key": key, "value": value}}
@@ -396,6 +393,7 @@ ONNX_WRITER = Writer(
     write=write_onnx,
     exported=OnnxExported,
     example=EXAMPLE,
+    language="javascript",
     library="transformers.js",
     search={"num_beams": 1, "do_sample": False},
 )

@@ -39,7 +39,9 @@ class Writer:
     exported : Callable[[Path, torch.dtype], Original]
         Loads what was written by its own library, in a dtype.
     example : str
-        Python code that loads and uses the folder, with `{location}` and `{example}` for the folder and a text.
+        Code that loads and uses the folder, with `{location}` and `{example}` for the folder and a text, quoted.
+    language : str, default="python"
+        Its programming language.
     library : str, default="transformers"
         Its library, as cards on the Hub name it.
     search : Mapping[str, Any], default={}
@@ -51,6 +53,7 @@ class Writer:
     write: Callable[[VaswaniForConditionalGeneration, PreTrainedTokenizerBase, Path], list[str]]
     exported: Callable[[Path, torch.dtype], Original]
     example: str
+    language: str = "python"
     library: str = "transformers"
     search: Mapping[str, Any] = field(default_factory=dict)
 

@@ -8,6 +8,7 @@ from typing import Any
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from huggingface_hub.constants import REPOCARD_NAME
 
+from ..convert.writer import Writer
 from ..convert.writing import writer_of
 from .results import folder_results, read_results, write_results
 from .shipped import model_names
@@ -58,7 +59,7 @@ def make_card(results: dict[str, Any]) -> ModelCard:
         model_name=name if scores else None,
         eval_results=scores or None,
     )
-    example, location = _quoted(about.get("example", EXAMPLE)), _location(about.get("location", name))
+    example, location = about.get("example", EXAMPLE), about.get("location", name)
     return ModelCard.from_template(
         data,
         template_path=str(TEMPLATE),
@@ -68,10 +69,10 @@ def make_card(results: dict[str, Any]) -> ModelCard:
         shape=_shape(model),
         base_model=about.get("base_model"),
         conversion=_conversion(conversion) if conversion else None,
-        location=location,
-        example=example,
+        location=_location(location),
+        example=_quoted(example),
         export=_export(export) if export else None,
-        use=writer.example.format(location='"."', example=example["python"]).strip() if writer else None,
+        use=_use(writer, location, example) if writer else None,
         search=_search(model["search"]),
         preset={"name": recipe.get("preset"), "vocab_size": model["vocab_size"]},
         measured=[_score_row(score) for score in measured],
@@ -292,6 +293,12 @@ def _conversion(conversion: dict[str, Any]) -> str:
         f"{origin}: on {check['sentences']} sentences, {check['measure']} differed by at most "
         f"{check['largest_difference']:.1e}, and {check['equal_translations']} translations were equal."
     )
+
+
+def _use(writer: Writer, location: str, example: str) -> dict[str, str]:
+    """Return the code that uses what was exported."""
+    code = writer.example.replace("{location}", _quoted(location)["python"])
+    return {"language": writer.language, "code": code.replace("{example}", _quoted(example)["python"]).strip()}
 
 
 def _export(export: dict[str, Any]) -> list[str]:

@@ -37,7 +37,7 @@ def export_model(
     folder : str | os.PathLike[str]
         The folder to make.
     to : str
-        The kind: "marian" is `MarianMTModel` of transformers.
+        The kind: "marian", which is `MarianMTModel` of transformers, or "onnx".
     sentences : Sequence[str], default=SENTENCES
         What both models translate in the check at the end.
 
@@ -80,6 +80,7 @@ def export_model(
         is_folder = os.path.isdir(source)
         results = {
             **{name: known[name] for name in KEPT if name in known},
+            "about": {**known["about"], "location": target.name},
             "model": model_facts(model.config, model.generation_config),
             "export": {
                 "kind": to,
