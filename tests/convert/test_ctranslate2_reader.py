@@ -351,7 +351,10 @@ FC1, PRODUCT = "encoder/layer_1/ffn/linear_0/weight", "decoder/layer_0/self_atte
     ("changes", "reason"),
     [
         ({GAMMA: None}, f"it has no {GAMMA}"),
-        ({GAMMA: torch.ones(33)}, r"feed_forward_layer_norm.weight has the shape \(33,\); the configuration makes it \(32,\)"),
+        (
+            {GAMMA: torch.ones(33)},
+            r"feed_forward_layer_norm.weight has the shape \(33,\); the configuration makes it \(32,\)",
+        ),
         ({GAMMA: torch.tensor(1.0)}, r"gamma has the shape \(\); it must have 1 dimensions"),
         ({GAMMA: torch.full((32,), float("nan"))}, f"{GAMMA} has values that are NaN or infinite"),
         ({GAMMA: torch.ones(32, dtype=torch.int8)}, f"{GAMMA} is of type torch.int8"),

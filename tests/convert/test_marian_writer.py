@@ -11,8 +11,9 @@ import torch
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, MarianMTModel, MarianTokenizer, PreTrainedTokenizer
 
 from tests.conftest import tiny_model
+from tests.fsmt import write_fsmt
 from tests.opus import SCRIPTS, sentences_of
-from vaswani import VaswaniTokenizer
+from vaswani import VaswaniTokenizer, convert_model
 from vaswani.convert.marian_writer import write_marian
 from vaswani.convert.sentencepiece import read_unigram, write_unigram
 from vaswani.convert.writer import plain_generation_config, write_tokenizer
@@ -140,6 +141,26 @@ def test_a_converted_tokenizer_becomes_that_of_marian_again(
         assert theirs.decode(wanted, skip_special_tokens=True) == original.decode(wanted, skip_special_tokens=True)
     assert isinstance(theirs, PreTrainedTokenizer)
     assert (theirs.source_lang, theirs.model_max_length) == ("en", 512)
+
+
+def test_what_a_tokenizer_does_not_do_without_this_package_is_said(converted_folder: Path, tmp_path: Path) -> None:
+    plain = AutoTokenizer.from_pretrained(converted_folder)
+    assert write_tokenizer(plain, tmp_path / "plain") == []
+    normalising = AutoTokenizer.from_pretrained(converted_folder, normalize_punctuation=True)
+    (note,) = write_tokenizer(normalising, tmp_path / "normalising")
+    assert note == "MarianTokenizer does not normalise punctuation, which this tokenizer does."
+    options = [json.loads((tmp_path / name / "tokenizer_config.json").read_text()) for name in ("plain", "normalising")]
+    assert not any(each.get("normalize_punctuation") for each in options)
+
+
+def test_a_tokenizer_that_only_this_package_has_is_said_to_need_it(tmp_path: Path) -> None:
+    pytest.importorskip("sacremoses")
+    write_fsmt(tmp_path / "fsmt")
+    convert_model(tmp_path / "fsmt", tmp_path / "converted")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "converted")
+    (note,) = write_tokenizer(tokenizer, tmp_path / "out")
+    assert note == "Its tokenizer is VaswaniMosesTokenizer: loading that needs this package."
+    assert type(AutoTokenizer.from_pretrained(tmp_path / "out")) is type(tokenizer)
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ def write_marian(model: VaswaniForConditionalGeneration, tokenizer: PreTrainedTo
     marian = to_marian(model)
     marian.generation_config, notes = plain_generation_config(model)
     marian.save_pretrained(folder)
-    write_tokenizer(tokenizer, folder)
+    notes += write_tokenizer(tokenizer, folder)
     if model.config.layer_norm_eps != EPSILON:
         notes.append(
             f"Layer normalisation adds {EPSILON:g} to the variance there, not {model.config.layer_norm_eps:g}: logits "

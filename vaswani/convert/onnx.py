@@ -82,7 +82,7 @@ def write_onnx(model: VaswaniForConditionalGeneration, tokenizer: PreTrainedToke
         config.save_pretrained(folder)
         notes.append("Its type in config.json is 'vaswani', which Optimum and Transformers.js do not know.")
     generation_config.save_pretrained(folder)
-    write_tokenizer(tokenizer, folder)
+    notes += write_tokenizer(tokenizer, folder)
     (folder / ENCODER).parent.mkdir()
     with _through_modules(model), _quietly():
         onnx.save(_encoder_graph(model), folder / ENCODER)

@@ -13,6 +13,7 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase
 from ..data.text_files import read_object
 from ..modeling_vaswani import VaswaniForConditionalGeneration
 from ..tokenization_marian import VaswaniMarianTokenizer
+from ..tokenization_sides import TwoSidedTokenizer
 from .reader import Original
 from .sentencepiece import write_unigram
 
@@ -100,7 +101,7 @@ def plain_generation_config(model: VaswaniForConditionalGeneration) -> tuple[Gen
     return GenerationConfig(**fields), notes
 
 
-def write_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+def write_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> list[str]:
     """Write a tokenizer so that transformers loads it without this package.
 
     Parameters
@@ -110,23 +111,33 @@ def write_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
     folder : Path
         The folder to write into.
 
+    Returns
+    -------
+    list[str]
+        What is not the same there, in sentences.
+
     Notes
     -----
     Byte-pair encoding becomes the generic fast tokenizer of transformers, which reads all from `tokenizer.json`. The
     tokenizer of a converted Marian model becomes a `MarianTokenizer` again, whose SentencePiece models are restored.
     """
     tokenizer.save_pretrained(folder)
-    options = read_object(folder / TOKENIZER_CONFIG)
+    options, notes = read_object(folder / TOKENIZER_CONFIG), []
     if isinstance(tokenizer, VaswaniMarianTokenizer):
         for file, name in (("tokenizer.json", "source.spm"), ("target_tokenizer.json", "target.spm")):
             (folder / name).write_bytes(write_unigram((folder / file).read_text(encoding="utf-8")))
             (folder / file).unlink()
         options["tokenizer_class"] = "MarianTokenizer"
+        if options.pop("normalize_punctuation", False):
+            notes.append("MarianTokenizer does not normalise punctuation, which this tokenizer does.")
     elif tokenizer.is_fast:
         options["tokenizer_class"] = "PreTrainedTokenizerFast"
+    elif isinstance(tokenizer, TwoSidedTokenizer):
+        notes.append(f"Its tokenizer is {type(tokenizer).__name__}: loading that needs this package.")
     options = {name: value for name, value in options.items() if name not in LOCAL}
     text = json.dumps(options, indent=2, ensure_ascii=False)
     (folder / TOKENIZER_CONFIG).write_text(f"{text}\n", encoding="utf-8")
+    return notes
 
 
 __all__ = ["Writer", "plain_generation_config", "write_tokenizer"]
