@@ -178,10 +178,7 @@ class PipelineSide:
         if not os.path.isfile(path):
             raise ValueError(f"There is no {Path(path).name} in {Path(path).parent}.")
         self.text = Path(path).read_text(encoding="utf-8")
-        try:
-            self._pipeline = Tokenizer.from_str(self.text)
-        except Exception as error:  # the library raises errors of no particular type
-            raise ValueError(f"{path} is not a tokenizer.json: {error}.") from None
+        self._pipeline = read_pipeline(self.text, path)
         self._pipeline.no_truncation()
         self._pipeline.no_padding()
 
@@ -217,4 +214,32 @@ class PipelineSide:
         return str(decoder.decode(tokens)) if decoder else " ".join(tokens)
 
 
-__all__ = ["PipelineSide", "VaswaniPairTokenizer"]
+def read_pipeline(text: str, path: str | os.PathLike[str]) -> Tokenizer:
+    """Make a pipeline of the content of a `tokenizer.json`.
+
+    Parameters
+    ----------
+    text : str
+        The content.
+    path : str | os.PathLike[str]
+        The file, for the error.
+
+    Returns
+    -------
+    Tokenizer
+        The pipeline.
+
+    Raises
+    ------
+    ValueError
+        If the library does not take it.
+    """
+    try:
+        return Tokenizer.from_str(text)
+    except BaseException as error:  # a panic of the library is not an Exception
+        if isinstance(error, KeyboardInterrupt | SystemExit | MemoryError):
+            raise
+        raise ValueError(f"{path} is not a tokenizer.json: {' '.join(str(error).split())}.") from None
+
+
+__all__ = ["PipelineSide", "VaswaniPairTokenizer", "read_pipeline"]

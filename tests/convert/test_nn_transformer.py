@@ -365,7 +365,10 @@ LAYER = "transformer.encoder.layers.1"
         (changed(f"{LAYER}.self_attn.in_proj_bias", lambda w: w[:70]), r"\(70,\); it must have three equal parts"),
         (changed(f"{LAYER}.linear2.bias", lambda w: w * math.nan), rf"{LAYER}.linear2.bias of .* NaN or infinite"),
         (changed("source.weight", lambda w: w[0]), r"source.weight has the shape \(24,\); it must be a matrix"),
-        (changed("source.weight", lambda w: w[:, :9]), r"embed_tokens.weight has the shape \(35, 9\)"),
+        (
+            changed("source.weight", lambda w: w[:, :9]),
+            r"source.weight has the shape \(35, 9\); the width of target.weight is 24",
+        ),
         (changed("generator.bias", lambda w: w.long()), r"generator.bias of .* is of type torch.int64"),
     ],
 )
@@ -422,13 +425,15 @@ def test_files_that_are_cut_or_want_to_run_code_are_refused(
         ('{"<unk>": "0"}', "each token must have an id of its own"),
         ("[]", "it must have tokens"),
         ("{", "is not a JSON file"),
-        ('{"model": 3}', "is not a tokenizer.json"),
+        ('{"model": 3}', "split and lowercase are for lists of tokens"),
+        ('{"model": {"type": "Unigram"}}', "is not a tokenizer.json"),
         (json.dumps(["<unk>", "<bos>", "<pad>", "<eos>", *SOURCE[4:]]), "'<pad>' has the ids 2 and 1"),
     ],
 )
 def test_a_wrong_vocabulary_is_one_line(
     content: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = write_folder(tmp_path / "source", model_of())
+    split = None if "Unigram" in content else "characters"
+    folder = write_folder(tmp_path / "source", model_of(), split=split)
     (folder / "source.json").write_text(content)
     assert message in error_of(folder, tmp_path, capsys)

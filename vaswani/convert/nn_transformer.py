@@ -84,9 +84,9 @@ def from_nn_transformer(folder: Path) -> tuple[VaswaniForConditionalGeneration, 
 
 def _embeddings(description: Description, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Take embeddings, output layer and tables of positions out of the weights; return them by our names."""
-    named = {
-        SOURCE: description.source_embedding,
+    named = {  # the target's embedding first, because the others must have its width
         TARGET: description.target_embedding,
+        SOURCE: description.source_embedding,
         HEAD: f"{description.output}.weight",
         "model.encoder.positions": description.source_positions,
         "model.decoder.positions": description.target_positions,
@@ -104,6 +104,9 @@ def _embeddings(description: Description, weights: dict[str, torch.Tensor]) -> d
             ours = ours.replace("positions", kind)
         if weight.ndim != 2:
             raise ValueError(f"{name} has the shape {tuple(weights[name].shape)}; it must be a matrix.")
+        if weight.shape[1] != (width := weights[description.target_embedding].shape[-1]):
+            shape = tuple(weights[name].shape)
+            raise ValueError(f"{name} has the shape {shape}; the width of {description.target_embedding} is {width}.")
         if ours in (SOURCE, TARGET) and not description.scale_embeddings:
             weight = weight / weight.shape[1] ** 0.5
         found[ours] = weight.clone()  # one tensor may be two of ours

@@ -14,7 +14,7 @@ from torch import nn
 
 from ..modeling_vaswani import VaswaniForConditionalGeneration
 from .nn_transformer_description import Description
-from .vocabularies import read_pipeline
+from .vocabularies import side_pipeline
 from .weights import read_file
 
 
@@ -35,7 +35,7 @@ class NNTransformerOriginal:
         self.description = Description.read(folder)
         found = read_file(folder, self.description.weights, self.description.state_dict)
         self.weights = {name: weight.to(dtype) for name, weight in found.items()}
-        vocab = read_pipeline(folder, self.description.target_vocabulary, self.description).get_vocab()
+        vocab = side_pipeline(folder, self.description.target_vocabulary, self.description).get_vocab()
         self.bos, self.eos, self.pad = (
             vocab[getattr(self.description, name)] for name in ("bos_token", "eos_token", "pad_token")
         )

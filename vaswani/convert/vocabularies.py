@@ -10,7 +10,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 
 from ..data.text_files import read_lines
 from ..pretrained_vaswani import check_inside
-from ..tokenization_pair import VaswaniPairTokenizer
+from ..tokenization_pair import VaswaniPairTokenizer, read_pipeline
 from ..tokenization_sides import FILES
 from .nn_transformer_description import DESCRIPTION, Description
 
@@ -45,7 +45,7 @@ def pair_tokenizer(
         for source and target.
     """
     names = description.source_vocabulary, description.target_vocabulary
-    pipelines = [read_pipeline(folder, name, description) for name in names]
+    pipelines = [side_pipeline(folder, name, description) for name in names]
     vocabs = [pipeline.get_vocab() for pipeline in pipelines]
     for name, vocab, size in zip(names, vocabs, sizes, strict=True):
         if (largest := max(vocab.values())) >= size:
@@ -79,7 +79,7 @@ def pair_tokenizer(
         )
 
 
-def read_pipeline(folder: Path, name: str, description: Description) -> Tokenizer:
+def side_pipeline(folder: Path, name: str, description: Description) -> Tokenizer:
     """Read one side's vocabulary as a pipeline of the library `tokenizers`.
 
     Parameters
@@ -113,10 +113,9 @@ def read_pipeline(folder: Path, name: str, description: Description) -> Tokenize
         except (ValueError, RecursionError) as error:
             raise ValueError(f"{path} is not a JSON file: {error}.") from None
     if isinstance(tokens, dict) and "model" in tokens:
-        try:
-            return Tokenizer.from_file(str(path))
-        except Exception as error:  # the library raises errors of no particular type
-            raise ValueError(f"{path} is not a tokenizer.json: {error}.") from None
+        if description.split or description.lowercase:
+            raise ValueError(f"{path} says itself how text is split: split and lowercase are for lists of tokens.")
+        return read_pipeline(path.read_text(encoding="utf-8"), path)
     vocab = tokens if isinstance(tokens, dict) else {token: index for index, token in enumerate(tokens)}
     are_strings = all(isinstance(token, str) and token for token in tokens)
     if not vocab or not are_strings or len(vocab) < len(tokens):
@@ -143,4 +142,4 @@ def _list_pipeline(vocab: dict[str, int], description: Description) -> Tokenizer
     return pipeline
 
 
-__all__ = ["pair_tokenizer", "read_pipeline"]
+__all__ = ["pair_tokenizer", "side_pipeline"]
