@@ -107,4 +107,41 @@ def byte_pair_pipeline(
     return str(tokenizer.to_str())
 
 
-__all__ = ["SPECIAL", "byte_pair_pipeline", "moses_tokenizer"]
+def read_merges(path: Path, last: bool = False) -> list[tuple[str, str]]:
+    """Read merges of a byte-pair encoding.
+
+    Parameters
+    ----------
+    path : Path
+        The file: two symbols in each line, and perhaps how often they were found together.
+    last : bool, default=False
+        Whether a last line counts that no line feed ends. `FSMTTokenizer` leaves it out.
+
+    Returns
+    -------
+    list[tuple[str, str]]
+        The merges.
+
+    Raises
+    ------
+    ValueError
+        If there is no such file, or it has something else.
+    """
+    if not path.is_file():
+        raise ValueError(f"There is no {path.name} in {path.parent}.")
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except ValueError:
+        raise ValueError(f"{path} is not a file with merges: it is not UTF-8.") from None
+    merges: list[tuple[str, str]] = []
+    for number, line in enumerate(lines if last else lines[:-1], 1):
+        symbols = line.split()
+        if not symbols or line.startswith("#version"):
+            continue
+        if len(symbols) not in (2, 3):
+            raise ValueError(f"{path} is not a file with merges: line {number} has {len(symbols)} parts, not 2 or 3.")
+        merges.append((symbols[0], symbols[1]))
+    return merges
+
+
+__all__ = ["SPECIAL", "byte_pair_pipeline", "moses_tokenizer", "read_merges"]

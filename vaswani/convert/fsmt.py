@@ -13,7 +13,7 @@ from ..modeling_vaswani import VaswaniForConditionalGeneration
 from ..tokenization_moses import VaswaniMosesTokenizer
 from ..tokenization_sides import read_vocabulary
 from .assembly import HEAD, SOURCE, TARGET, assemble, configuration, generation_configuration, inexact
-from .byte_pairs import moses_tokenizer
+from .byte_pairs import moses_tokenizer, read_merges
 from .reader import Reader, TransformersOriginal, model_type_of
 from .weights import WEIGHTS, read_weights
 
@@ -237,42 +237,9 @@ def _tokenizer_of(folder: Path, raw: dict[str, Any], sizes: tuple[int, int]) -> 
         if token := given.get(name):
             ours = "eos_token" if name == "sep_token" else name
             options[ours] = str(token["content"] if isinstance(token, dict) else token)
-    return moses_tokenizer(vocabs, sizes, read_merges(folder / "merges.txt"), **options)
-
-
-def read_merges(path: Path) -> list[tuple[str, str]]:
-    """Read merges of a byte-pair encoding.
-
-    Parameters
-    ----------
-    path : Path
-        The file: two symbols in each line, and perhaps how often they were found together.
-
-    Returns
-    -------
-    list[tuple[str, str]]
-        The merges.
-
-    Raises
-    ------
-    ValueError
-        If there is no such file, or it is not text.
-    """
-    if not path.is_file():
-        raise ValueError(f"There is no {path.name} in {path.parent}.")
-    try:
-        lines = path.read_text(encoding="utf-8").split("\n")[:-1]
-    except ValueError:
-        raise ValueError(f"{path} is not a file with merges: it is not UTF-8.") from None
-    merges: list[tuple[str, str]] = []
-    for number, line in enumerate(lines, 1):
-        symbols = line.split()
-        if not symbols or line.startswith("#version"):
-            continue
-        if len(symbols) not in (2, 3):
-            raise ValueError(f"{path} is not a file with merges: line {number} has {len(symbols)} parts, not 2 or 3.")
-        merges.append((symbols[0], symbols[1]))
-    return merges
+    merges = read_merges(folder / "merges.txt")
+    merges = list(dict.fromkeys(reversed(merges)))[::-1]  # of two equal lines, the last one counts
+    return moses_tokenizer(vocabs, sizes, merges, **options)
 
 
 FSMT = Reader(
@@ -291,7 +258,6 @@ __all__ = [
     "from_fsmt",
     "fsmt_name",
     "positions",
-    "read_merges",
     "widths",
     "with_embeddings",
 ]

@@ -7,13 +7,14 @@ from huggingface_hub import snapshot_download
 
 from ..configuration_vaswani import VaswaniConfig
 from .ctranslate2_reader import CTRANSLATE2
+from .fairseq import FAIRSEQ
 from .fsmt import FSMT
 from .marian import MARIAN
 from .nn_transformer import NN_TRANSFORMER
 from .reader import Reader, model_type_of
 
 # The kinds that can be converted.
-READERS = (MARIAN, FSMT, CTRANSLATE2, NN_TRANSFORMER)
+READERS = (MARIAN, FSMT, CTRANSLATE2, NN_TRANSFORMER, FAIRSEQ)
 PRE_LN = "it normalises the input of each sub-layer, not the output (pre-LN)"
 # Why others are not.
 REASONS = {

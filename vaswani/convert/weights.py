@@ -2,7 +2,9 @@
 
 import json
 import pickle
+import re
 import warnings
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,9 @@ from ..pretrained_vaswani import check_inside
 
 # The files of a model's weights on the Hub; the first group whose first file is there is used.
 WEIGHTS = ((SAFE_WEIGHTS_NAME,), (SAFE_WEIGHTS_INDEX_NAME, "model-*-of-*.safetensors"), (WEIGHTS_NAME,))
+# How torch names what it refuses to make, and what it raises for damaged files besides errors of its own.
+FOREIGN = re.compile(r"Unsupported (?:global: GLOBAL|class|operand:?) (\S+)")
+MISTAKES = (ValueError, KeyError, AttributeError, TypeError)
 
 
 def read_weights(folder: Path) -> dict[str, torch.Tensor]:
@@ -42,8 +47,8 @@ def read_weights(folder: Path) -> dict[str, torch.Tensor]:
     """
     weights: dict[str, Any] = {}
     for file in _files(folder):
-        weights |= _content_of(folder, file)
-    return _checked(weights, folder)
+        weights |= content_of(folder, file)
+    return checked_weights(weights, folder)
 
 
 def read_file(folder: Path, file: str, entry: str | None = None) -> dict[str, torch.Tensor]:
@@ -70,45 +75,88 @@ def read_file(folder: Path, file: str, entry: str | None = None) -> dict[str, to
     """
     if not (folder / file).is_file():
         raise ValueError(f"There is no {file} in {folder}.")
-    weights = _content_of(folder, file)
+    weights = content_of(folder, file)
     if entry is not None:
         if not isinstance(weights.get(entry), dict):
             raise ValueError(
                 f"{folder / file} has no weights {entry!r}; its entries are {', '.join(map(str, weights))}."
             )
         weights = weights[entry]
-    return _checked(weights, folder / file)
+    return checked_weights(weights, folder / file)
 
 
-def _content_of(folder: Path, file: str) -> dict[str, Any]:
-    """Read what a file has by name."""
+def content_of(folder: Path, file: str, allowed: Sequence[type] = (), advice: str = "") -> dict[str, Any]:
+    """Read what a file has by name.
+
+    Parameters
+    ----------
+    folder : Path
+        The folder.
+    file : str
+        Name of the file: `.safetensors`, or a pickled one.
+    allowed : Sequence[type], default=()
+        Classes whose objects a pickled file may hold too. They must do nothing but keep what they are given.
+    advice : str, default=""
+        What to do about a file that holds others, for the error.
+
+    Returns
+    -------
+    dict[str, Any]
+        What it has, tensors on the CPU.
+
+    Raises
+    ------
+    ValueError
+        If it is damaged, or holds anything else.
+    """
     check_inside(folder, [file])
     path = folder / file
     is_pickled = path.suffix != ".safetensors"
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), torch.serialization.safe_globals(list(allowed)):
             warnings.simplefilter("ignore")  # torch warns of pickles that it then refuses
             found = torch.load(path, "cpu", weights_only=True) if is_pickled else load_file(path)
-    except (SafetensorError, RuntimeError, pickle.UnpicklingError, EOFError, ValueError, KeyError) as error:
+    except (SafetensorError, RuntimeError, pickle.UnpicklingError, EOFError, *MISTAKES) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        if "weights_only" in str(error).lower() or isinstance(error, pickle.UnpicklingError):
-            reason = "it is damaged, or holds other things than tensors, which may be code"
+        if named := FOREIGN.search(str(error)):
+            reason = f"it holds objects of {named[1]}, which may be code{advice}"
+        elif "weights_only" in str(error).lower() or isinstance(error, pickle.UnpicklingError):
+            reason = f"it is damaged, or holds other things than tensors, which may be code{advice}"
         raise ValueError(f"{path} cannot be read: {reason}.") from None
     if not isinstance(found, dict):
         raise ValueError(f"{path} holds a {type(found).__name__}, not weights by name.")
     return found
 
 
-def _checked(weights: dict[str, Any], place: Path) -> dict[str, torch.Tensor]:
-    """Refuse anything but finite floating-point tensors, and widen those in half precision."""
+def checked_weights(weights: Mapping[Any, Any], place: Path) -> dict[str, torch.Tensor]:
+    """Refuse anything but finite floating-point tensors, and widen those in half precision.
+
+    Parameters
+    ----------
+    weights : Mapping[Any, Any]
+        The weights by name.
+    place : Path
+        Where they are from, for errors.
+
+    Returns
+    -------
+    dict[str, torch.Tensor]
+        The same.
+
+    Raises
+    ------
+    ValueError
+        If one is something else, NaN or infinite.
+    """
+    checked: dict[str, torch.Tensor] = {}
     for name, weight in weights.items():
         if not isinstance(weight, torch.Tensor) or not weight.is_floating_point():
             kind = weight.dtype if isinstance(weight, torch.Tensor) else type(weight).__name__
             raise ValueError(f"The weight {name} of {place} is of type {kind}; it must be a floating-point tensor.")
         if not torch.isfinite(weight).all():
             raise ValueError(f"The weight {name} of {place} has values that are NaN or infinite.")
-        weights[name] = weight.float() if weight.dtype in (torch.float16, torch.bfloat16) else weight
-    return weights
+        checked[str(name)] = weight.float() if weight.dtype in (torch.float16, torch.bfloat16) else weight
+    return checked
 
 
 def _files(folder: Path) -> list[str]:
@@ -132,4 +180,4 @@ def _files(folder: Path) -> list[str]:
     raise ValueError(f"{folder} has no weights: neither {SAFE_WEIGHTS_NAME} nor {WEIGHTS_NAME}.")
 
 
-__all__ = ["WEIGHTS", "read_file", "read_weights"]
+__all__ = ["WEIGHTS", "checked_weights", "content_of", "read_file", "read_weights"]

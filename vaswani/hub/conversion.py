@@ -193,6 +193,8 @@ def _can_be_converted(name: str | os.PathLike[str], revision: str | None) -> boo
 def _place_of(source: str | os.PathLike[str], revision: str | None) -> Path:
     if os.path.isdir(source):
         return Path(source)
+    if os.path.isfile(source):
+        raise ValueError(f"{source} is a file: give the folder that it is in.")
     if str(source).startswith((".", "~", os.sep)):  # no Hub name begins so
         raise ValueError(f"There is no folder {source}.")
     return download(str(source), revision)
