@@ -133,6 +133,7 @@ def test_a_converted_model_with_its_generation_configuration_is_exported_to_equa
     assert found["check"]["equal_tokens"] == len(SENTENCES)
     assert found["check"]["largest_difference"] < 1e-4
     assert found["versions"]["onnxruntime"]
+    assert "There is no tokenizer.json of both sides, which Transformers.js needs." in found["notes"]
     assert AutoConfig.from_pretrained(tmp_path / "out").model_type == "marian"
     assert sorted(path.name for path in (tmp_path / "out" / "onnx").iterdir()) == [
         "decoder_model_merged.onnx",

@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,12 @@ import pytest
 import torch
 from huggingface_hub import ModelCard
 from safetensors import SafetensorError
-from transformers import MarianMTModel
+from transformers import AutoModelForSeq2SeqLM, MarianMTModel, TorchAoConfig
 
 import vaswani
 from tests.conftest import tiny_model
+from tests.hub.loopback import OWNER, Hub, Repository, regular_file
+from tests.hub.test_push import Machine
 from vaswani import VaswaniTokenizer, export_model
 from vaswani.convert import marian_writer
 from vaswani.convert.writing import WRITERS
@@ -126,6 +129,19 @@ def test_every_writer_has_a_name_of_its_own_and_an_example_that_is_filled_in(fol
             compile(code, writer.kind, "exec")
 
 
+def test_quantised_weights_are_refused(folder: Path, tmp_path: Path) -> None:
+    quantization = pytest.importorskip("torchao.quantization")
+    chosen = TorchAoConfig(quantization.Int8DynamicActivationInt8WeightConfig())
+    quantised = AutoModelForSeq2SeqLM.from_pretrained(folder, quantization_config=chosen)
+    quantised.save_pretrained(tmp_path / "quantised")
+    shutil.copytree(
+        folder, tmp_path / "quantised", dirs_exist_ok=True, ignore=lambda *_: ["config.json", "model.safetensors"]
+    )
+    with pytest.raises(ValueError, match="quantised has quantised weights: export the model from which they were made"):
+        export_model(tmp_path / "quantised", tmp_path / "out", to="marian")
+    assert not (tmp_path / "out").exists()
+
+
 def test_half_precision_becomes_float32_with_equal_values(folder: Path, tmp_path: Path) -> None:
     model = tiny_model(vocab_size=400, layer_norm_eps=1e-5).bfloat16()
     model.save_pretrained(folder)
@@ -138,3 +154,22 @@ def test_half_precision_becomes_float32_with_equal_values(folder: Path, tmp_path
         loaded.model.get_parameter(name).sort().values, model.model.get_parameter(name).float().sort().values
     )
     assert found["export"]["check"]["sentences"] == 1
+
+
+@pytest.mark.process
+def test_a_model_on_the_hub_is_the_base_model_of_what_is_exported(folder: Path, tmp_path: Path) -> None:
+    name = f"{OWNER}/numbers"
+    (folder / "README.md").write_text("---\nlicense: mit\nlanguage: en\n---\n# Numbers\n")
+    with Hub(tmp_path / "hub").run() as hub:
+        hub.repositories[name] = Repository(private=False)
+        files = {path.name: regular_file(path.read_bytes()) for path in folder.iterdir()}
+        hub.repositories[name].commit("main", "Numbers", files)
+        machine = Machine(hub, tmp_path / "home", PYTHONPATH=str(Path(__file__).parents[2]))
+        try:
+            exported = machine.command("export", name, tmp_path / "out", "--to", "marian")
+        finally:
+            machine.stop()
+        assert not hub.crashes
+    assert exported.returncode == 0, exported.stderr
+    card = ModelCard.load(tmp_path / "out" / "README.md")
+    assert (card.data.base_model, card.data.license) == (name, "mit")

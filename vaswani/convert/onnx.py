@@ -83,6 +83,8 @@ def write_onnx(model: VaswaniForConditionalGeneration, tokenizer: PreTrainedToke
         notes.append("Its type in config.json is 'vaswani', which Optimum and Transformers.js do not know.")
     generation_config.save_pretrained(folder)
     notes += write_tokenizer(tokenizer, folder)
+    if not (folder / "tokenizer.json").is_file():
+        notes.append("There is no tokenizer.json of both sides, which Transformers.js needs.")
     (folder / ENCODER).parent.mkdir()
     with _through_modules(model), _quietly():
         onnx.save(_encoder_graph(model), folder / ENCODER)

@@ -50,8 +50,8 @@ def export_model(
     Raises
     ------
     ValueError
-        If there is no such kind, a package for it is not installed, the model cannot be expressed there, with the
-        reason, or the check finds other logits.
+        If there is no such kind, a package for it is not installed, the model is quantised, cannot be expressed there
+        (with the reason), or the check finds other logits.
     FileExistsError
         If the folder exists already.
     OSError
@@ -69,6 +69,8 @@ def export_model(
     writer.check_packages()
     source = folder_or_name(source)
     model, tokenizer = load_translator_parts(source, dtype=torch.float32)
+    if getattr(model.config, "quantization_config", None) is not None:
+        raise ValueError(f"{source} has quantised weights: export the model from which they were made.")
     model.eval()
     known = _known_of(source, tokenizer)
     with unfinished_folder(target) as unfinished:
