@@ -30,13 +30,17 @@ INT8 = TorchAoConfig(Int8DynamicActivationInt8WeightConfig())
 needs_kernels = pytest.mark.skipif(kernels() is None, reason="the kernels were not built")
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("int8") / "single"
-    model = tiny_model(d_model=64, d_ff=136, d_k=20, d_v=12, attention_bias=True)  # no panel is full
+def written(path: Path, **changes: Any) -> Path:
+    """Save a model in which no panel is full."""
+    model = tiny_model(d_model=64, d_ff=136, d_k=20, d_v=12, attention_bias=True, **changes)
     model.generation_config = paper_generation_config(model.config)
     model.save_pretrained(path)
     return path
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return written(tmp_path_factory.mktemp("int8") / "single")
 
 
 @pytest.fixture
@@ -58,7 +62,9 @@ def source() -> dict[str, torch.Tensor]:
 
 
 @needs_kernels
-def test_the_kernels_lose_no_more_than_torchao(folder: Path, steps: list[int]) -> None:
+@pytest.mark.parametrize("changes", [{}, {"final_layer_norm": True}], ids=["", "final norms"])
+def test_the_kernels_lose_no_more_than_torchao(changes: dict[str, Any], tmp_path: Path, steps: list[int]) -> None:
+    folder = written(tmp_path, **changes)
     model = AutoModelForSeq2SeqLM.from_pretrained(folder, quantization_config=INT8)
     assert is_quantised(model.model.decoder.layers[0].self_attn.q_proj.weight)
     assert explain(model)["encoding"] == explain(model)["decoding step"] == "kernels"
