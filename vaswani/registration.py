@@ -15,6 +15,8 @@ from .configuration_vaswani import VaswaniConfig
 # A module that the model needs and that imports the Auto classes before it has anything: it is half loaded if it is the
 # first that a program asks for, as `from transformers import MarianMTModel` does.
 LAYERS = "transformers.modeling_layers"
+# Where CTranslate2 keeps what it knows of models of transformers.
+CTRANSLATE2 = "ctranslate2.converters.transformers"
 
 
 def register_with_transformers() -> None:
@@ -31,6 +33,7 @@ def register_with_transformers() -> None:
     _register("models.auto.tokenization_auto", "tokenization_pair", _register_pair_tokenizer)
     _register("models.auto.tokenization_auto", "tokenization_vaswani", _register_tokenizer)
     _register("pipelines", "inference.pipeline", _register_pipeline)
+    after_import(CTRANSLATE2, _register_ctranslate2_loader)
 
 
 def _register(place: str, home: str, register: Callable[[Any, Any], None]) -> None:
@@ -75,3 +78,7 @@ def _register_tokenizer(auto: Any, ours: Any) -> None:
 def _register_pipeline(pipelines: Any, ours: Any) -> None:
     register = pipelines.PIPELINE_REGISTRY.register_pipeline
     register(ours.TASK, ours.VaswaniTranslationPipeline, pipelines.AutoModelForSeq2SeqLM, type="text")
+
+
+def _register_ctranslate2_loader(converters: ModuleType) -> None:
+    import_module(f"{__package__}.convert.ctranslate2_loader").register_loader(converters)

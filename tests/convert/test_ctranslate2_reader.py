@@ -419,7 +419,7 @@ def test_aliases_cannot_stand_for_more_weights_than_the_file_explains(
         ("shared_vocabulary.json", '["<unk>"]', "has no '</s>', its eos_token"),
         ("shared_vocabulary.json", None, "There is no vocabulary in"),
         ("model.bin", None, "There is no model.bin in"),
-        ("source.spm", None, "There is no source.spm and target.spm in .*, and no sentencepiece.model in"),
+        ("source.spm", None, "There is no source.spm and target.spm in .*: copy them there from the original"),
         ("source.spm", "abc", "is not a SentencePiece model, or is damaged"),
     ],
 )

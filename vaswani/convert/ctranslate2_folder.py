@@ -15,6 +15,10 @@ MODEL = "model.bin"
 METADATA, PACKAGED = "metadata.json", "model"
 # The field of a configuration by which it is recognised: no other library writes it.
 MARK = "add_source_eos"
+# Activations by their number in CTranslate2.
+ACTIVATIONS = ("relu", "gelu_new", "swish", "gelu", "quick_gelu", "tanh", "sigmoid")
+# Added to the logit of a token that the original does not have: its probability is 0 in single precision.
+NEVER = -1e4
 VOCABULARIES = ("shared", "source", "target")
 # The SentencePiece models: of each side, or of both. Older packages have byte-pair encoding on Moses' tokens instead.
 SIDES, JOINT, BYTE_PAIRS = ("source.spm", "target.spm"), "sentencepiece.model", "bpe.model"
@@ -34,8 +38,8 @@ class CTranslate2Folder:
         Its special tokens: "unk", "eos" and "decoder_start".
     vocabs : tuple[list[str], list[str]]
         The tokens of source and target; one list where they are the same.
-    sentencepiece : tuple[Path, Path]
-        The SentencePiece models of source and target.
+    sentencepiece : tuple[Path, Path] | None
+        The SentencePiece models of source and target, if they are there.
     languages : tuple[str, str] | None
         The codes of both languages, which a package tells.
     """
@@ -44,7 +48,7 @@ class CTranslate2Folder:
     config: dict[str, Any]
     tokens: dict[str, str]
     vocabs: tuple[list[str], list[str]]
-    sentencepiece: tuple[Path, Path]
+    sentencepiece: tuple[Path, Path] | None
     languages: tuple[str, str] | None
 
 
@@ -175,7 +179,7 @@ def _place_of(folder: Path) -> Path:
     return folder / PACKAGED if (folder / METADATA).is_file() else folder
 
 
-def _sentencepiece(folder: Path, place: Path) -> tuple[Path, Path]:
+def _sentencepiece(folder: Path, place: Path) -> tuple[Path, Path] | None:
     if all((place / name).is_file() for name in SIDES):
         return place / SIDES[0], place / SIDES[1]
     if (folder / JOINT).is_file():
@@ -183,7 +187,7 @@ def _sentencepiece(folder: Path, place: Path) -> tuple[Path, Path]:
     if (folder / BYTE_PAIRS).is_file():
         reason = "byte-pair encoding on the tokens of Moses, which VaswaniMarianTokenizer cannot do exactly"
         raise ValueError(f"{folder / BYTE_PAIRS} has {reason}.")
-    raise ValueError(f"There is no {' and '.join(SIDES)} in {place}, and no {JOINT} in {folder}: copy them there.")
+    return None
 
 
 def _special_tokens(path: Path, raw: dict[str, Any]) -> dict[str, str]:
@@ -225,4 +229,14 @@ def _vocabulary(place: Path, name: str) -> list[str] | None:
     return tokens
 
 
-__all__ = ["MARK", "MODEL", "CTranslate2Folder", "ConvertedTokens", "read_folder", "recognises"]
+__all__ = [
+    "ACTIVATIONS",
+    "MARK",
+    "MODEL",
+    "NEVER",
+    "SIDES",
+    "CTranslate2Folder",
+    "ConvertedTokens",
+    "read_folder",
+    "recognises",
+]

@@ -10,6 +10,7 @@ from transformers.utils import is_sentencepiece_available
 
 from ..configuration_vaswani import IGNORE_INDEX
 from ..modeling_vaswani import VaswaniForConditionalGeneration
+from .ctranslate2 import forbidden_tokens
 from .ctranslate2_file import read_variables, starts_from_zero
 from .ctranslate2_folder import MARK, MODEL, ConvertedTokens, read_folder
 
@@ -53,7 +54,11 @@ class CTranslate2Original:
             The translations, padded on the right.
         """
         results = self.translator.translate_batch(
-            self._sources(inputs), beam_size=4, max_decoding_length=length - 1, return_end_token=True
+            self._sources(inputs),
+            beam_size=4,
+            min_decoding_length=0,
+            max_decoding_length=length - 1,
+            return_end_token=True,
         )
         ids = self.tokens.vocabs[1]
         found = [torch.tensor([self.tokens.start, *map(ids.__getitem__, each.hypotheses[0])]) for each in results]
@@ -62,7 +67,7 @@ class CTranslate2Original:
     def difference(
         self, model: VaswaniForConditionalGeneration, inputs: Mapping[str, torch.Tensor], sequences: torch.Tensor
     ) -> float:
-        """Compare the log-probabilities of translations, token by token.
+        """Compare the log-probabilities of translations, token by token, among the tokens that both can find.
 
         Parameters
         ----------
@@ -84,7 +89,11 @@ class CTranslate2Original:
         scores = self.translator.score_batch(self._sources(inputs), targets)  # it appends EOS itself
         rows = [torch.tensor([*row, self.tokens.eos]) for row in found]
         labels = pad_sequence(rows, batch_first=True, padding_value=IGNORE_INDEX)
-        ours: Any = model.score(labels, inputs["input_ids"], inputs["attention_mask"]).token_log_probs
+        lacking = [*range(len(self.folder.vocabs[1]), model.config.vocab_size), *forbidden_tokens(model)]
+        logits = model(**inputs, labels=labels).logits.index_fill(
+            -1, torch.tensor(lacking, dtype=torch.long), -torch.inf
+        )
+        ours = logits.log_softmax(-1).gather(-1, labels.clamp(min=0)[..., None])[..., 0]
         return max(
             float((torch.tensor(theirs.log_probs) - each[: len(row)]).abs().max())
             for theirs, each, row in zip(scores, ours, rows, strict=True)
@@ -101,9 +110,9 @@ class CTranslate2Original:
         Returns
         -------
         list[int] | None
-            Its token ids; None where sentencepiece is not installed.
+            Its token ids; None where there is no SentencePiece model, or sentencepiece is not installed.
         """
-        if not is_sentencepiece_available():
+        if self.folder.sentencepiece is None or not is_sentencepiece_available():
             return None
         from sentencepiece import SentencePieceProcessor
 

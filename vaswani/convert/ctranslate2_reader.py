@@ -12,7 +12,16 @@ from ..modeling_vaswani import VaswaniForConditionalGeneration, sinusoidal_posit
 from ..tokenization_marian import VaswaniMarianTokenizer
 from .assembly import HEAD, SOURCE, TARGET, assemble, configuration
 from .ctranslate2_file import Variables, read_variables, starts_from_zero
-from .ctranslate2_folder import MODEL, ConvertedTokens, CTranslate2Folder, read_folder, recognises
+from .ctranslate2_folder import (
+    ACTIVATIONS,
+    MODEL,
+    NEVER,
+    SIDES,
+    ConvertedTokens,
+    CTranslate2Folder,
+    read_folder,
+    recognises,
+)
 from .ctranslate2_original import CTranslate2Original
 from .features import marian_order, reordered
 from .marian import tokenizer_of_sides
@@ -20,8 +29,6 @@ from .reader import Reader
 
 logger = logging.get_logger(__name__)
 
-# Activations by their number.
-ACTIVATIONS = ("relu", "gelu_new", "swish", "gelu", "quick_gelu", "tanh", "sigmoid")
 # What CTranslate2 adds to the variance inside layer normalisation where the configuration does not say it.
 EPSILON = 1e-5
 # Numbers that change nothing here: attention weights that are returned, and how several embeddings are merged.
@@ -56,8 +63,6 @@ OTHERS = {
 }
 # The name of the bias of the logits.
 BIAS = "lm_head.bias"
-# Added to the logit of a token that the original does not have: its probability is 0 in single precision.
-NEVER = -1e4
 # By how much weights may grow: aliases let a small file name a large model.
 MAX_GROWTH, MAX_MORE = 2, 100_000_000
 
@@ -88,6 +93,8 @@ def from_ctranslate2(folder: Path) -> tuple[VaswaniForConditionalGeneration, Vas
     search: the generation configuration has four beams.
     """
     found = read_folder(folder)
+    if found.sentencepiece is None:
+        raise ValueError(f"There is no {' and '.join(SIDES)} in {found.place}: copy them there from the original.")
     variables = read_variables(found.place / MODEL)
     for part, reason in OTHERS.items():
         if name := next((name for name in sorted(variables.unread) if part in name), None):
@@ -124,7 +131,7 @@ def from_ctranslate2(folder: Path) -> tuple[VaswaniForConditionalGeneration, Vas
         eos_token_id=config.eos_token_id,
         decoder_start_token_id=config.decoder_start_token_id,
     )
-    return model, _tokenizer_of(found, tokens)
+    return model, _tokenizer_of(found, found.sentencepiece, tokens)
 
 
 # --- the model
@@ -224,12 +231,14 @@ def _append_rows(matrices: dict[str, torch.Tensor], sizes: tuple[int, int]) -> N
         matrices[name] = longer.setdefault(id(matrix), torch.cat((matrix, fill)) if len(fill) else matrix)
 
 
-def _tokenizer_of(found: CTranslate2Folder, tokens: ConvertedTokens) -> VaswaniMarianTokenizer:
+def _tokenizer_of(
+    found: CTranslate2Folder, sentencepiece: tuple[Path, Path], tokens: ConvertedTokens
+) -> VaswaniMarianTokenizer:
     options: dict[str, Any] = {"separate_vocabs": not tokens.is_shared, "model_max_length": 512}
     options |= {"unk_token": found.tokens["unk"], "eos_token": found.tokens["eos"], "pad_token": tokens.pad_token}
     if found.languages:
         options |= dict(zip(("source_lang", "target_lang"), found.languages, strict=True))
-    return tokenizer_of_sides(found.sentencepiece, tokens.vocabs, options)
+    return tokenizer_of_sides(sentencepiece, tokens.vocabs, options)
 
 
 # --- configuration and weights

@@ -1,11 +1,12 @@
 """The kinds of models as which a model can be written."""
 
+from .ctranslate2_writer import CTRANSLATE2_WRITER
 from .marian_writer import MARIAN_WRITER
 from .onnx import ONNX_WRITER
 from .writer import Writer
 
 # The kinds to which a model can be exported.
-WRITERS = (MARIAN_WRITER, ONNX_WRITER)
+WRITERS = (MARIAN_WRITER, ONNX_WRITER, CTRANSLATE2_WRITER)
 
 
 def writer_of(kind: str) -> Writer:
