@@ -3,14 +3,17 @@
 import json
 import pickle
 import random
+import re
 import shutil
 import struct
+import sys
 import threading
 import unicodedata
 from pathlib import Path
 
 import pytest
 import torch
+from sacremoses import MosesPunctNormalizer
 from transformers import AutoTokenizer, MarianTokenizer, PreTrainedTokenizerFast
 
 from tests.opus import SCRIPTS, sentences_of
@@ -156,6 +159,50 @@ def test_a_saved_or_pickled_tokenizer_is_the_same(
     for other in (pickled, loaded):
         assert type(other) is VaswaniMarianTokenizer
         assert other(TEXTS, text_target=TEXTS) == ours(TEXTS, text_target=TEXTS)
+
+
+def test_punctuation_is_normalised_as_for_the_training_data_if_that_is_asked_for(
+    both: tuple[MarianTokenizer, VaswaniMarianTokenizer], tmp_path: Path
+) -> None:
+    theirs, ours = both
+    assert ours.normalize_punctuation is False
+    ours.save_pretrained(tmp_path / "off")
+    texts = [
+        "“curly” ‘quotes’ „low“ «French» …",
+        "（全角）【括号】～％１２３。  完",
+        'Say "yes", and "no".',
+        "tab\there",
+        *TEXTS,
+    ]
+    options = {"pre_replace_unicode_punct": True, "post_remove_control_chars": True}
+    source, target = (MosesPunctNormalizer(lang, **options).normalize for lang in ("en", "de"))
+    assert source(texts[2]) != target(texts[2])
+    for place in ("set", "loaded"):
+        on = AutoTokenizer.from_pretrained(tmp_path / ("off" if place == "set" else "on"))
+        if place == "set":
+            on.normalize_punctuation = True
+        on.save_pretrained(tmp_path / "on")
+        for text in texts:
+            if re.search("</s>|<pad>|<unk>", text) or text.lstrip().startswith(">>"):
+                continue  # what is between special tokens is normalised by itself
+            assert on(text)["input_ids"] == theirs(source(text))["input_ids"], text
+            assert on(text_target=text)["input_ids"] == theirs(text_target=target(text))["input_ids"], text
+        assert on(">>deu<< “Yes”")["input_ids"] == theirs('>>deu<< "Yes"')["input_ids"]
+    ids = ours("here—there")["input_ids"]
+    assert ids == theirs("here—there")["input_ids"] != on("here—there")["input_ids"]
+    with pytest.raises(ValueError, match="normalize_punctuation='yes'; it must be True or False"):
+        AutoTokenizer.from_pretrained(tmp_path / "on", normalize_punctuation="yes")
+
+
+def test_without_sacremoses_punctuation_cannot_be_normalised(
+    both: tuple[MarianTokenizer, VaswaniMarianTokenizer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both[1].save_pretrained(tmp_path)
+    monkeypatch.setitem(sys.modules, "sacremoses", None)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    with pytest.raises(ImportError, match="normalize_punctuation=True needs sacremoses: pip install sacremoses"):
+        tokenizer.normalize_punctuation = True
+    assert tokenizer.normalize_punctuation is False
 
 
 def test_an_added_token_is_saved_and_found(converted_folder: Path, tmp_path: Path) -> None:

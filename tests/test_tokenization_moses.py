@@ -193,6 +193,25 @@ def test_without_sacremoses_the_error_says_what_to_install(
         AutoTokenizer.from_pretrained(tmp_path)
 
 
+def test_the_normalisation_can_be_switched_off_and_on(
+    both: tuple[FSMTTokenizer, VaswaniMosesTokenizer, FSMTTokenizer], tmp_path: Path
+) -> None:
+    theirs, ours, exchanged = both
+    assert ours.normalize_punctuation is True
+    ours.save_pretrained(tmp_path)
+    off = AutoTokenizer.from_pretrained(tmp_path, normalize_punctuation=False)
+    off.save_pretrained(tmp_path)
+    off = AutoTokenizer.from_pretrained(tmp_path)
+    for text in [*SCRIPTS, *MOSES]:
+        for side, reference, lang in (("text", theirs, "ru"), ("text_target", exchanged, "en")):
+            given = text.lower() if theirs.do_lower_case else text
+            words = reference.moses_tokenize(given, lang)
+            wanted = [symbol for word in words if word for symbol in reference.bpe(word).split(" ")]
+            assert off(**{side: text})["input_ids"] == [*reference.convert_tokens_to_ids(wanted), 2]
+    off.normalize_punctuation = True
+    assert off(MOSES)["input_ids"] == theirs(MOSES)["input_ids"]
+
+
 def test_a_thread_keeps_its_side_after_an_error(
     both: tuple[FSMTTokenizer, VaswaniMosesTokenizer, FSMTTokenizer],
 ) -> None:

@@ -50,7 +50,7 @@ class VaswaniMarianTokenizer(TwoSidedTokenizer):
         Whether source and target have a vocabulary each.
     normalize_punctuation : bool, default=False
         Whether punctuation is normalised by the rules of Moses first, as the training data of OPUS-MT was, and as
-        `MarianTokenizer` does not.
+        `MarianTokenizer` does not. It can be set later too.
     **kwargs : Any
         Options of `PreTrainedTokenizer`.
 

@@ -46,7 +46,8 @@ class VaswaniMosesTokenizer(TwoSidedTokenizer):
     do_lower_case : bool, default=False
         Whether text becomes lower case first.
     normalize_punctuation : bool, default=False
-        Whether punctuation is normalised by the rules of Moses first: `FSMTTokenizer` does so, fairseq does not.
+        Whether punctuation is normalised by the rules of Moses first: `FSMTTokenizer` does so, fairseq does not. It can
+        be set later too.
     **kwargs : Any
         Options of `PreTrainedTokenizer`.
 

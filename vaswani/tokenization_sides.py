@@ -96,10 +96,7 @@ class TwoSidedTokenizer(PreTrainedTokenizer):
         **kwargs: Any,
     ) -> None:
         self.separate_vocabs = separate_vocabs
-        self.normalize_punctuation = normalize_punctuation
         self._languages = [str(kwargs.get(name) or "en") for name in ("source_lang", "target_lang")]
-        if normalize_punctuation:
-            import_sacremoses("normalize_punctuation=True")
         self._source_vocab = self._target_vocab = read_vocabulary(vocab_file)
         if separate_vocabs:
             self._target_vocab = read_vocabulary(str(target_vocab_file))
@@ -109,15 +106,31 @@ class TwoSidedTokenizer(PreTrainedTokenizer):
         self._tokens = {index: token for token, index in self._target_vocab.items()}
         self._sides = sides
         self._threads_with_target: set[int] = set()
-        super().__init__(
-            unk_token=unk_token,
-            separate_vocabs=separate_vocabs,
-            normalize_punctuation=normalize_punctuation,
-            **kwargs,
-        )
+        super().__init__(unk_token=unk_token, separate_vocabs=separate_vocabs, **kwargs)
+        self.normalize_punctuation = normalize_punctuation
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_threads_with_target": set()}
+
+    @property
+    def normalize_punctuation(self) -> bool:
+        """Whether punctuation is normalised by the rules of Moses before text is split; it can be set, and is saved.
+
+        Returns
+        -------
+        bool
+            Whether it is.
+        """
+        return self._normalizes
+
+    @normalize_punctuation.setter
+    def normalize_punctuation(self, value: bool) -> None:
+        if not isinstance(value, bool):
+            raise ValueError(f"The tokenizer got normalize_punctuation={value!r}; it must be True or False.")
+        if value:
+            import_sacremoses("normalize_punctuation=True")
+        self._normalizes = value
+        self.init_kwargs["normalize_punctuation"] = value
 
     # --- which side
 
@@ -133,7 +146,7 @@ class TwoSidedTokenizer(PreTrainedTokenizer):
 
     def _split(self, text: str) -> list[str]:
         """Split text as the side does that the thread is on."""
-        if self.normalize_punctuation:
+        if self._normalizes:
             text = punctuation_normalizer(self._languages[self._is_target])(text)
         return self._sides[self._is_target].split(text)
 

@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import stat
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -140,6 +141,35 @@ def test_the_command_prints_the_check_of_given_sentences(
     line = capsys.readouterr().out
     assert re.search(r"logits differ by at most \d\.\de-\d\d, and 2 of 2 translations are equal", line)
     assert "equal ids for 2 of them" in line
+
+
+def test_punctuation_is_normalised_where_that_is_asked_for(
+    opus_folder: Path, converted_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(["convert", str(opus_folder), str(tmp_path / "out"), "--normalize-punctuation"])
+    assert "its tokenizer has equal ids for 8 of them" in capsys.readouterr().out
+    tokenizers = [AutoTokenizer.from_pretrained(folder) for folder in (converted_folder, tmp_path / "out")]
+    assert [tokenizer.normalize_punctuation for tokenizer in tokenizers] == [False, True]
+    text, plain = "here—there", "here - there"
+    assert tokenizers[1](text)["input_ids"] == tokenizers[0](plain)["input_ids"] != tokenizers[0](text)["input_ids"]
+    folders = (converted_folder, converted_folder, tmp_path / "out")
+    found = [
+        next(iter(Translator.from_pretrained(folder, max_length=12).translate([line])))[0].text
+        for folder, line in zip(folders, (text, plain, text), strict=True)
+    ]
+    assert found[1] == found[2]
+
+
+def test_without_sacremoses_the_command_says_what_to_install(
+    opus_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "sacremoses", None)
+    with pytest.raises(SystemExit) as end:
+        main(["convert", str(opus_folder), str(tmp_path / "out"), "--normalize-punctuation"])
+    line = capsys.readouterr().err
+    assert (end.value.code, len(line.splitlines())) == (2, 1)
+    assert "needs sacremoses: pip install sacremoses" in line
+    assert not list(tmp_path.iterdir())
 
 
 # --- long lines, threads

@@ -18,6 +18,10 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("folder", type=Path, help="folder to make")
     add_sentences(command)
     command.add_argument("--revision", help="branch, tag or commit on the Hub (default: the main branch)")
+    normalize = (
+        "normalise punctuation before tokenising, as the training data of OPUS-MT was (default: as the original)"
+    )
+    command.add_argument("--normalize-punctuation", action="store_true", help=normalize)
 
 
 def run(options: argparse.Namespace) -> None:
@@ -35,7 +39,9 @@ def run(options: argparse.Namespace) -> None:
     sentences = sentences_of(options)
     logging.disable_progress_bar()
     try:
-        found = convert_model(options.source, options.folder, sentences, options.revision)
+        found = convert_model(
+            options.source, options.folder, sentences, options.revision, options.normalize_punctuation
+        )
     finally:
         logging.enable_progress_bar()
     conversion = found["conversion"]

@@ -56,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except BrokenPipeError:  # nobody reads any more; what Python has buffered has nowhere to go
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         parser.exit(1)
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, ImportError) as error:
         parser.exit(2, f"vaswani {options.command}: {' '.join(str(error).split())}\n")
     except KeyboardInterrupt:
         parser.exit(130, f"\nvaswani {options.command}: interrupted; what is written stays.\n")

@@ -17,6 +17,7 @@ from transformers.utils import CONFIG_NAME, cached_file, logging
 from ..convert.reader import Reader
 from ..convert.reading import download, find_reader, reader_for
 from ..modeling_vaswani import VaswaniForConditionalGeneration
+from ..tokenization_sides import TwoSidedTokenizer, import_sacremoses
 from .checked_folder import SENTENCES, check_request, compare, describe_check, unfinished_folder
 from .results import package_versions, write_results
 from .shipped import folder_or_name
@@ -32,6 +33,7 @@ def convert_model(
     folder: str | os.PathLike[str],
     sentences: Sequence[str] = SENTENCES,
     revision: str | None = None,
+    normalize_punctuation: bool = False,
 ) -> dict[str, Any]:
     """Convert a model of another kind to a folder that the Auto classes load with this package.
 
@@ -45,6 +47,9 @@ def convert_model(
         What both models translate in the check at the end.
     revision : str | None, default=None
         Branch, tag or commit on the Hub; by default the main branch.
+    normalize_punctuation : bool, default=False
+        Whether the tokenizer normalises punctuation by the rules of Moses, as the training data of OPUS-MT was
+        prepared, although the original's does not. The check at the end is made without that.
 
     Returns
     -------
@@ -60,6 +65,8 @@ def convert_model(
         If the folder exists already.
     OSError
         If the source is not there, or the Hub refuses or cannot be reached.
+    ImportError
+        If sacremoses is not installed, and the tokenizer needs it.
 
     Notes
     -----
@@ -67,10 +74,14 @@ def convert_model(
     """
     target = Path(folder)
     check_request(target, sentences)
+    if normalize_punctuation:
+        import_sacremoses("normalize_punctuation=True")
     source = folder_or_name(source)
     place = _place_of(source, revision)
     reader = reader_for(place, source)
     model, tokenizer = reader.read(place)
+    if normalize_punctuation and not isinstance(tokenizer, TwoSidedTokenizer):
+        raise ValueError(f"{source} has a tokenizer that cannot normalise punctuation: leave the option out.")
     is_folder = os.path.isdir(source)
     results: dict[str, Any] = {
         "conversion": {
@@ -85,6 +96,9 @@ def convert_model(
         model.save_pretrained(unfinished)
         tokenizer.save_pretrained(unfinished)
         results["conversion"]["check"] = _check(reader, place, unfinished, sentences)
+        if normalize_punctuation:
+            tokenizer.normalize_punctuation = True
+            tokenizer.save_pretrained(unfinished)
         write_results(unfinished, results)
     return results
 
