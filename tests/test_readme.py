@@ -24,6 +24,7 @@ LINKING = {**PAGES, "model_cards/multi30k-en-de/tried.md": (ROOT / "model_cards/
 # What each page's code prints, for the lines that begin with one of these.
 PRINTED = {
     "README.md": ["Wo ist der Bahnhof?", "Wenn es morgen regnet, werden wir zu Hause bleiben."],
+    "docs/exporting.md": ["['Wo ist der Bahnhof?']"],
     "docs/hub.md": [],
     "docs/quantisation.md": [],
     "docs/training.md": ["['Guten Morgen.']"],
