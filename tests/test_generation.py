@@ -273,7 +273,8 @@ def test_a_forced_word_must_be_in_the_vocabulary(word: int, path: str) -> None:
         model.generate(torch.tensor([[5, 1]]), decoder_input_ids=torch.tensor([[2, word]]))
 
 
-@pytest.mark.parametrize(("beams", "path"), [*((4, path) for path in PATHS), (1, "kernels"), (1, "torch")])
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("beams", [1, 4])
 def test_prompts_that_are_padded_behind_are_an_error(beams: int, path: str) -> None:
     model = lively_model()
     take(model, path)
@@ -284,6 +285,18 @@ def test_prompts_that_are_padded_behind_are_an_error(beams: int, path: str) -> N
             decoder_input_ids=prompts["input_ids"],
             decoder_attention_mask=prompts["attention_mask"],
             num_beams=beams,
+        )
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("shape", [(1, 1, 2), (1, 1, 2, 2)])
+def test_a_mask_of_prompts_has_two_dimensions(shape: tuple[int, ...], path: str) -> None:
+    model = lively_model()
+    take(model, path)
+    prompt = torch.tensor([[2, 5]])
+    with pytest.raises(ValueError, match=rf"decoder_attention_mask has {len(shape)} dimensions; it must be \(batch,"):
+        model.generate(
+            torch.tensor([[5, 1]]), decoder_input_ids=prompt, decoder_attention_mask=torch.ones(shape), num_beams=4
         )
 
 

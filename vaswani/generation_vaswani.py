@@ -272,6 +272,11 @@ class VaswaniGenerationMixin(GenerationMixin):
             mask = kwargs.get(name)
             if batch is not None and mask is not None:
                 check_mask(name, mask, batch)
+        mask = kwargs.get("decoder_attention_mask")
+        if mask is not None and mask.dim() != 2:  # each step makes it one token longer
+            raise ValueError(f"decoder_attention_mask has {mask.dim()} dimensions; it must be (batch, prompt).")
+        if mask is not None and not mask[:, -1].all():
+            raise ValueError("decoder_attention_mask must pad on the left: each prompt's last token must be real.")
 
     def _last_columns(self, beyond: int, inputs: torch.Tensor | None, kwargs: dict[str, Any]) -> torch.Tensor:
         """Return for each sequence the number of columns, from the start token on, in which it must end."""
@@ -525,10 +530,7 @@ def _watched(loop: Callable[..., Any], input_ids: torch.Tensor, processors: Any,
 def _prompt_of(input_ids: torch.Tensor, arguments: dict[str, Any], beams: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the start token and forced tokens (B, T), with their mask; the rows of a sequence are copies."""
     prompt, mask = input_ids[::beams].long(), arguments.get("decoder_attention_mask")
-    mask = torch.ones_like(prompt) if mask is None else mask[::beams]
-    if not mask[:, -1].all():
-        raise ValueError("decoder_attention_mask must pad on the left: the last token of every prompt must be real.")
-    return prompt, mask
+    return prompt, torch.ones_like(prompt) if mask is None else mask[::beams]
 
 
 def _papers_rules(config: Any, criteria: StoppingCriteriaList, processors: Sequence[Any]) -> TokenRules:
