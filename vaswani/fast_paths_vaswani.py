@@ -1,10 +1,10 @@
 """The one door to fast paths: decides whether something may be computed another way than by calling every module.
 
 A fast path must give what the modules give. The door is shut by default: it opens only for the exact classes of the
-model's file, as they are written there, with known attributes, plain parameters and no hooks (`fast_paths/known.py`
-looks at that). Whatever it does not know goes through the modules. `explain(model)`, and transformers' log at the level
-DEBUG, say which path is taken and why not a faster one. `VASWANI_FAST_PATHS=0` shuts the door for a process,
-`model.set_fast_paths(False)` for a model.
+model's file, with known attributes, plain parameters and no hooks (`fast_paths/known.py` looks at that), while nobody
+has replaced, added or removed what they read from classes and modules (`fast_paths/written.py`). Whatever it does not
+know goes through the modules. `explain(model)`, and transformers' log at the level DEBUG, say which path is taken and
+why not a faster one. `VASWANI_FAST_PATHS=0` shuts the door for a process, `model.set_fast_paths(False)` for a model.
 
 | what          | path    | when                                     | gains                                | tests    |
 |---------------|---------|------------------------------------------|--------------------------------------|----------|
@@ -346,7 +346,16 @@ def training_paths(model: Any, arguments: dict[str, Any]) -> tuple[tuple[str, st
     else:
         reason = _why_not_unpad(model)
     loss_reason = "" if is_plain_cpu(*tensors) else "not plain tensors on the CPU"
+    if not _is_count(arguments.get("num_items_in_batch")):
+        loss_reason = "num_items_in_batch is not a number to divide by"
     return _step_path(reason, model), _step_path(loss_reason or _why_not_fuse_loss(model), model)
+
+
+def _is_count(number: Any) -> bool:
+    """Tell whether a loss may be divided by a number that was given; None is the batch's own."""
+    if isinstance(number, torch.Tensor):
+        return number.ndim == 0 and not number.requires_grad and bool(number)
+    return number is None or bool(number)
 
 
 def _is_recorded(config: Any, arguments: dict[str, Any]) -> bool:
@@ -438,9 +447,26 @@ def is_plain_cpu(*tensors: Any) -> bool:
     Returns
     -------
     bool
-        False for subclasses, other devices and sparse tensors.
+        False for subclasses, other devices, sparse tensors and those whose numbers are not what is in their memory.
     """
-    return all(type(each) is torch.Tensor and each.is_cpu and each.layout == torch.strided for each in tensors)
+    return all(type(each) is torch.Tensor and is_in_plain_memory(each) for each in tensors)
+
+
+def is_in_plain_memory(tensor: torch.Tensor) -> bool:
+    """Tell whether a tensor's numbers stand in the CPU's memory, as they are.
+
+    Parameters
+    ----------
+    tensor : torch.Tensor
+        The tensor.
+
+    Returns
+    -------
+    bool
+        False for other devices, sparse tensors, and views that negate what they show or have no memory.
+    """
+    is_dense = tensor.is_cpu and tensor.layout is torch.strided
+    return is_dense and not (tensor.is_neg() or tensor.is_conj() or tensor._is_zerotensor())
 
 
 # --- where the paths are
@@ -470,4 +496,4 @@ def _is_installed() -> bool:
     return all(ours.is_file() and ours.read_bytes() == copy.read_bytes() for ours, copy in pairs)
 
 
-__all__ = ["explain", "fast_decoder", "fast_encoding", "fast_training_step", "is_plain_cpu"]
+__all__ = ["explain", "fast_decoder", "fast_encoding", "fast_training_step", "is_in_plain_memory", "is_plain_cpu"]

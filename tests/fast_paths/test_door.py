@@ -16,6 +16,8 @@ from torch import nn
 from torch.nn.utils import parametrizations, parametrize
 from torch.overrides import TorchFunctionMode
 from torch.testing import assert_close
+from transformers import cache_utils, masking_utils
+from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils import logging
 
@@ -158,6 +160,33 @@ def shared_layer(model: Any) -> None:
     model.model.decoder.layers[1] = model.model.decoder.layers[0]
 
 
+def call_of_an_instance(method: str) -> Callable[[Any], None]:
+    def change(model: Any) -> None:
+        module = model.get_submodule(f"{LAST}.feed_forward")
+        setattr(module, method, lambda *args: 2 * module.forward(*args))
+
+    return change
+
+
+def hidden_weight(model: Any) -> None:
+    norm = model.get_submodule(f"{LAST}.self_attn_layer_norm")
+    vars(norm)["weight"] = 2 * norm.weight.detach()
+
+
+class Doubled(dict):
+    def __getitem__(self, name: str) -> torch.Tensor:
+        return 2 * super().__getitem__(name)
+
+
+def other_mapping(model: Any) -> None:
+    linear = model.get_submodule(f"{LAST}.feed_forward.fc2")
+    vars(linear)["_parameters"] = Doubled(linear._parameters)
+
+
+def negated(module: Any) -> None:
+    module.weight = nn.Parameter(torch._neg_view(module.weight.data))
+
+
 def adapter_of_the_same_name(model: Any) -> None:
     adapted(model)
     module = model.get_submodule(f"{FIRST}.self_attn.q_proj")
@@ -225,11 +254,31 @@ VARIANTS: dict[str, Callable[[Any], Any]] = {
     "a sparse weight": sparse_weight,
     "a layer used twice": shared_layer,
     "a weight in double precision": lambda model: model.get_submodule(f"{LAST}.feed_forward").double(),
+    **{f"{method} of an instance": call_of_an_instance(method) for method in ("_call_impl", "_compiled_call_impl")},
+    "an attribute that hides a part": lambda model: vars(model.get_submodule(LAST)).update(dropout=nn.Tanh()),
+    "an attribute that hides a weight": hidden_weight,
+    "a mapping of parameters of another kind": other_mapping,
+    "a parameter that was removed": lambda model: delattr(model.get_submodule(f"{LAST}.self_attn.q_proj"), "weight"),
+    "grouped keys": attribute(f"{FIRST}.self_attn", "num_key_value_groups", 2),
+    "an epsilon that is a string": attribute(f"{LAST}.self_attn_layer_norm", "eps", "0.5"),
+    "a norm over another shape": attribute(f"{FIRST}.self_attn_layer_norm", "normalized_shape", (8,)),
+    "a probability over 1": attribute(f"{LAST}.dropout", "p", 1.5),
+    "gradients by frequency": attribute("model.decoder.embed_tokens", "scale_grad_by_freq", True),
+    "a view that negates": lambda model: negated(model.get_submodule(f"{LAST}.self_attn_layer_norm")),
+    "an embedding that negates": lambda model: negated(model.model.decoder.embed_tokens),
     "a method of an instance": lambda model: setattr(
         model.model.decoder, "encode_positions", lambda ids: torch.zeros(*ids.shape, 16)
     ),
 }
-FAILING_BOTH_WAYS = {"a weight in double precision": "dtype", "more rows in the head": "lm_head has 65 rows"}
+FAILING_BOTH_WAYS = {
+    "a weight in double precision": "dtype",
+    "more rows in the head": "lm_head has 65 rows",
+    "a parameter that was removed": "no attribute 'weight'",
+    "grouped keys": "The size of tensor",
+    "an epsilon that is a string": "must be float, not str",
+    "a norm over another shape": "normalized_shape",
+    "a probability over 1": "between 0 and 1",
+}
 
 
 def variant(name: str) -> Any:
@@ -242,7 +291,7 @@ def test_variants_compute_the_same_with_and_without_fast_paths(name: str) -> Non
     model = variant(name)
     if name in FAILING_BOTH_WAYS:
         for fast in (True, False):
-            with pytest.raises((RuntimeError, ValueError), match=FAILING_BOTH_WAYS[name]):
+            with pytest.raises((AttributeError, RuntimeError, TypeError, ValueError), match=FAILING_BOTH_WAYS[name]):
                 results(model, fast)
     else:
         assert_equal_results(model)
@@ -252,6 +301,7 @@ def test_variants_compute_the_same_with_and_without_fast_paths(name: str) -> Non
 def test_the_variants_change_something() -> None:
     unchanged = {is_final: results(model_for(final_layer_norm=is_final), False) for is_final in (False, True)}
     without_effect = {"weights with other strides", "a causal encoder layer", "a sparse weight"}
+    without_effect |= {"gradients by frequency"}  # gradients only
     without_effect |= {name for name in VARIANTS if name.startswith("subclass of the ") and " in a" in name}
     for name in VARIANTS.keys() - FAILING_BOTH_WAYS.keys() - without_effect:
         changed, before = results(variant(name), False), unchanged["final norm" in name]
@@ -292,6 +342,249 @@ def test_replaced_functions_have_their_effect(owner: Any, name: str, monkeypatch
     monkeypatch.setattr(owner, name, replaced)
     after = assert_equal_results(model)
     assert not torch.equal(after["scores"], before["scores"])
+
+
+def property_of(value: Callable[[Any], Any]) -> property:
+    return property(value, lambda self, value: None)
+
+
+def forward_twice(self: Any, *args: Any, **kwargs: Any) -> Any:
+    output = self._call_impl(*args, **kwargs)
+    return (2 * output[0], *output[1:]) if isinstance(output, tuple) else 2 * output
+
+
+def doubled_values(self: Any, keys: torch.Tensor, values: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    return UPDATE(self, keys, 2 * values, *args, **kwargs)
+
+
+def bigger_epsilon(self: Any, name: str) -> Any:
+    return 0.5 if name == "eps" else object.__getattribute__(self, name)
+
+
+def weight_of_the_class(self: Any, name: str) -> Any:
+    found = GETATTR(self, name)
+    return 1.1 * found if name == "weight" else found
+
+
+UPDATE, GETATTR = cache_utils.DynamicLayer.update, nn.Module.__getattr__
+MM, STACK, TRANSPOSE, PAD = torch.mm, torch.stack, torch.Tensor.transpose, nn.functional.pad
+PLANTED: dict[str, tuple[Any, str, Any]] = {
+    "a property of linear layers": (nn.Linear, "weight", property_of(lambda self: 1.1 * self._parameters["weight"])),
+    "a property of norms": (nn.LayerNorm, "eps", property_of(lambda self: 0.5)),
+    "a property of attention": (VaswaniAttention, "scaling", property_of(lambda self: 0.9)),
+    "a property of a base class": (nn.Module, "embed_scale", property_of(lambda self: 2.5)),
+    "a property of the configuration": (VaswaniConfig, "label_smoothing", property_of(lambda self: 0.4)),
+    "a module on a class": (VaswaniFeedForward, "fc1", nn.Linear(16, 32)),
+    "a constant on a class": (nn.LayerNorm, "weight", torch.linspace(0.5, 2, 16)),
+    "a compiled call on a class": (VaswaniAttention, "_compiled_call_impl", forward_twice),
+    "a call of checkpointed layers": (GradientCheckpointingLayer, "__call__", forward_twice),
+    "__getattribute__ of a class": (nn.LayerNorm, "__getattribute__", bigger_epsilon),
+    "__getattr__ of a class": (nn.Linear, "__getattr__", weight_of_the_class),
+    "__getattr__ of Module": (nn.Module, "__getattr__", weight_of_the_class),
+    "the order of layers": (nn.ModuleList, "__iter__", lambda self: iter([*self._modules.values()][::-1])),
+    "a method that hides another": (VaswaniEncoder, "encode_positions", lambda self, ids: torch.ones(*ids.shape, 16)),
+    "a method of the cache": (cache_utils.DynamicLayer, "update", doubled_values),
+    "a method of tensors": (torch.Tensor, "transpose", lambda self, *dims: 1.1 * TRANSPOSE(self, *dims)),
+    "an output of the model's file": (modeling_vaswani, "slice_logits_to_keep", lambda states, _: 2 * states),
+    "a name that hides one of Python": (modeling_vaswani, "max", lambda *_: 9),
+    "a function that only fast paths call": (torch, "mm", lambda *args, **kwargs: MM(*args, **kwargs).mul_(1.1)),
+    "a function of torch": (torch, "stack", lambda *args, **kwargs: 1.1 * STACK(*args, **kwargs)),
+    "the start of shifted labels": (nn.functional, "pad", lambda *args, **kwargs: PAD(*args, **kwargs) * 0 + 7),
+}
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_what_is_planted_on_classes_and_modules_has_its_effect(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = model_for()
+    model.model.decoder.layers[1].feed_forward.fc2.weight.data *= 3
+    before = results(model, False)
+    monkeypatch.setattr(*PLANTED[name], raising=False)
+    assert set(explain(model).values()) & {"kernels"} == set()
+    after = assert_equal_results(model)
+    monkeypatch.undo()
+    assert explain(model) == explain(model_for())
+    if name != "a function that only fast paths call":
+        assert any(not torch.equal(after[what], before[what]) for what in ("states", "scores", "loss"))
+
+
+def test_the_code_of_a_function_may_be_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = model_for()
+    before = results(model, False)
+    monkeypatch.setattr(modeling_vaswani.positions_of, "__code__", (lambda attention_mask: attention_mask + 3).__code__)
+    after = assert_equal_results(model)
+    assert not torch.equal(after["states"], before["states"])
+
+
+@pytest.mark.parametrize("name", ["sdpa", "eager"])
+@pytest.mark.parametrize("where", ["_local_mapping", "_global_mapping"])
+def test_replaced_masks_of_attention_functions_have_their_effect(
+    name: str, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = model_for()
+    model.set_attn_implementation(name)
+    before = results(model, False)
+    masks = masking_utils.ALL_MASK_ATTENTION_FUNCTIONS
+    original = masks[name]
+
+    def first_key_only(*args: Any, **kwargs: Any) -> Any:
+        mask = original(*args, **kwargs)
+        if mask is not None:
+            mask = mask.clone()
+            mask[..., 1:] = False if mask.dtype == torch.bool else torch.finfo(mask.dtype).min
+        return mask
+
+    monkeypatch.setitem(getattr(masks, where), name, first_key_only)
+    after = assert_equal_results(model)
+    assert not torch.equal(after["loss"], before["loss"])
+
+
+def test_a_mask_of_another_attention_function_changes_nothing() -> None:
+    model = model_for()
+    before = explain(model)
+    masking_utils.AttentionMaskInterface.register("of a user", lambda **_: None)
+    assert explain(model) == before
+
+
+POSITIONS: dict[str, tuple[str, dict[str, Any]]] = {
+    "learned, read as sinusoids": ("learned", {"position_encoding": "sinusoidal"}),
+    "learned, with a lower limit": ("learned", {"max_position_embeddings": 4}),
+    "fixed, with a lower limit": ("fixed", {"max_position_embeddings": 4}),
+    "sinusoids of another width": ("sinusoidal", {"d_model": 8}),
+    "fewer layers of caches": ("sinusoidal", {"decoder_layers": 1}),
+    "a width that is not an integer": ("sinusoidal", {"d_k": 8.0}),
+}
+
+
+@pytest.mark.parametrize("name", POSITIONS)
+def test_a_configuration_that_does_not_fit_the_modules_goes_through_them(name: str) -> None:
+    encoding, values = POSITIONS[name]
+    model = model_for(position_encoding=encoding, max_position_embeddings=32)
+    results(model, True)
+    vars(model.config).update(values)
+    assert explain(model)["decoding step"].startswith("modules")
+    source = {"input_ids": ragged_batch()["input_ids"], "max_new_tokens": 6}
+    outcomes = []
+    for fast in (True, False):
+        model.set_fast_paths(fast)
+        try:
+            outcomes.append(str(model.generate(**source).tolist()))
+        except (IndexError, RuntimeError, TypeError, ValueError) as error:
+            outcomes.append(str(error))
+    assert outcomes[0] == outcomes[1]
+
+
+@pytest.mark.parametrize("label_smoothing", [1.5, -0.1, float("nan"), "0.1"])
+def test_a_label_smoothing_that_is_not_a_probability_goes_through_the_modules(label_smoothing: Any) -> None:
+    model = model_for()
+    vars(model.config)["label_smoothing"] = label_smoothing
+    assert explain(model)["loss"] == f"modules (label_smoothing is {label_smoothing!r})"
+
+
+@pytest.mark.parametrize("count", [0, torch.tensor(0), torch.tensor([12]), torch.tensor(12), 12.5])
+def test_the_loss_may_be_divided_by_any_number_that_was_given(count: Any) -> None:
+    model = model_for().train()
+    losses = []
+    for fast in (True, False):
+        model.set_fast_paths(fast)
+        losses.append(model(**ragged_batch(), num_items_in_batch=count).loss)
+    assert_close(*losses)
+
+
+class Mixing(nn.Module):
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        return states - states.mean(-2, keepdim=True)
+
+
+def variant_of_adapters(model: Any) -> None:
+    class Variant:
+        @staticmethod
+        def forward(module: Any, active_adapter: str, x: torch.Tensor, result: torch.Tensor, **_: Any) -> torch.Tensor:
+            return result + Mixing()(result)
+
+    model.get_submodule(f"{FIRST}.self_attn.q_proj").lora_variant["default"] = Variant()
+
+
+ADAPTERS: dict[str, Callable[[Any], Any]] = {
+    "dropout": lambda model: model.get_submodule(f"{FIRST}.self_attn.q_proj.lora_dropout").update(
+        {"default": Mixing()}
+    ),
+    "base": lambda model: setattr(
+        model.get_submodule(f"{FIRST}.feed_forward.fc1"), "base_layer", nn.Sequential(nn.Linear(16, 32), Mixing())
+    ),
+    "variant": variant_of_adapters,
+    "method": lambda model: setattr(
+        model.get_submodule(f"{FIRST}.self_attn.q_proj"), "_cast_input_dtype", lambda states, _: Mixing()(states)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ADAPTERS)
+def test_an_adapter_that_mixes_positions_goes_through_the_modules(name: str) -> None:
+    model = model_for(adapted)
+    assert not explain(model)["training step"].startswith("modules")
+    ADAPTERS[name](model)
+    assert explain(model)["training step"].startswith("modules")
+    assert_equal_results(model)
+
+
+def test_a_replaced_method_of_adapters_has_its_effect(monkeypatch: pytest.MonkeyPatch) -> None:
+    from peft.tuners.lora.layer import Linear
+
+    model = model_for(adapted)
+    monkeypatch.setattr(Linear, "_cast_input_dtype", lambda self, states, _: Mixing()(states))
+    assert explain(model)["training step"].startswith("modules")
+    assert_equal_results(model)
+
+
+@pytest.mark.parametrize("options", [{"use_dora": True}, {"use_rslora": True}, {"lora_bias": True}])
+def test_variants_of_lora_that_keep_positions_apart_are_taken(options: dict[str, bool]) -> None:
+    from peft import LoraConfig, inject_adapter_in_model
+
+    model = model_for(attention_bias=True)
+    inject_adapter_in_model(LoraConfig(target_modules=["q_proj", "fc1"], init_lora_weights=False, **options), model)
+    assert not explain(model)["training step"].startswith("modules")
+    assert_equal_results(model)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    "patch",
+    [
+        "torch.nn.Linear.weight = property(lambda self: self._parameters['weight'], lambda self, value: None)",
+        "torch.nn.functional.pad = lambda *args, **kwargs: torch.constant_pad_nd(*args)",
+        "torch.nn.LayerNorm.eps = 0.5",
+        "vaswani.modeling_vaswani.VaswaniFeedForward.forward = vaswani.modeling_vaswani.VaswaniAttention.forward",
+        "vaswani.modeling_vaswani.positions_of = vaswani.modeling_vaswani.sinusoidal_positions",
+    ],
+)
+def test_what_was_planted_before_the_door_was_first_asked_is_noticed(patch: str) -> None:
+    program = f"""
+import torch, vaswani.modeling_vaswani
+from vaswani.fast_paths_vaswani import explain
+config = vaswani.VaswaniConfig(vocab_size=9, d_model=4, d_ff=8, num_attention_heads=1, d_k=4, d_v=4, encoder_layers=1)
+model = vaswani.VaswaniForConditionalGeneration(config).eval()
+{patch}
+print(*explain(model).values(), sep="\\n")
+"""
+    command = [sys.executable, "-W", "ignore", "-c", program]
+    found = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert len(found) == 4
+    assert all(each.startswith("modules") for each in found), found
+
+
+@pytest.mark.process
+def test_the_door_leaves_the_lazy_modules_of_transformers_alone() -> None:
+    program = """
+import sys, vaswani, transformers.modeling_layers
+from transformers.modeling_layers import GradientCheckpointingLayer
+from vaswani.modeling_vaswani import VaswaniEncoderLayer
+assert issubclass(VaswaniEncoderLayer, GradientCheckpointingLayer)
+from vaswani.fast_paths import known
+assert "transformers.models.bart.modeling_bart" not in sys.modules
+import transformers
+assert transformers.BartConfig.__module__ == "transformers.models.bart.configuration_bart"
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 @pytest.mark.parametrize("name", ["create_bidirectional_mask", "create_causal_mask"])

@@ -6,21 +6,22 @@ What the door in `fast_paths_vaswani.py` asks about modules. Each function retur
 import functools
 import math
 import sys
-from pathlib import Path
-from types import BuiltinFunctionType, FunctionType, ModuleType
+from collections import OrderedDict
+from types import ModuleType
 from typing import Any
 
 import torch
 from torch import nn
 from transformers import masking_utils, modeling_utils
-from transformers.activations import ACT2CLS
 from transformers.integrations import sdpa_attention
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-from transformers.utils import generic, output_capturing
+from transformers.utils import output_capturing
 
-from ..fast_paths_vaswani import is_plain_cpu
+from ..fast_paths_vaswani import is_in_plain_memory, is_plain_cpu
 from ..kernels import library
-from ..kernels.weights import ACTIVATIONS, is_quantised
+from ..kernels.weights import ACTIVATIONS as KERNEL_ACTIVATIONS
+from ..kernels.weights import is_quantised
+from .written import ACTIVATIONS, LEAVES, names_of
 
 # The parts of each class that a path may bypass: other or missing ones shut the door.
 _LAYER = {
@@ -41,28 +42,28 @@ _PARTS = {
     "VaswaniModel": {"encoder": "VaswaniEncoder", "decoder": "VaswaniDecoder"},
     "VaswaniForConditionalGeneration": {"model": "VaswaniModel", "lm_head": "Linear"},
 }
-_LEAVES = (nn.Linear, nn.LayerNorm, nn.Embedding, nn.Dropout, nn.Identity)
-_TORCH: dict[str, Any] = {cls.__name__: cls for cls in _LEAVES}
-# Functions that the bypassed code calls: replacing one of them must have its effect.
-_FUNCTIONS_OF_MODEL = ("eager_attention", "positions_of", "sinusoidal_positions", "smoothed_cross_entropy")
-_FUNCTIONS_OF_MASKS = ("create_bidirectional_mask", "create_causal_mask")
-_FUNCTIONS_OF_TORCH = (
-    "linear layer_norm relu dropout embedding softmax cross_entropy scaled_dot_product_attention".split()
-)
-_OPERATIONS_OF_TORCH = ("relu", "layer_norm", "embedding")  # what these functions call
-# Linear layers that transform each position by itself, so that an unpadded batch may go through them.
+# Parameters and hyperparameters of torch's modules.
+_AFFINE = {"weight", "bias"}
+_PARAMETERS = {"Linear": _AFFINE, "LayerNorm": _AFFINE, "Embedding": {"weight"}, "Dropout": set(), "Identity": set()}
+# Linear layers that transform each position by itself, so that an unpadded batch may go through them, what may be in
+# them, and variants of how they do it.
 _POSITION_WISE = {"peft.tuners.lora.layer.Linear"}
+_PARTS_OF_ADAPTERS = {nn.Linear, nn.Dropout, nn.Identity, nn.ModuleDict, nn.ParameterDict}
+_MORE_PARTS_OF_ADAPTERS = {"peft.tuners._buffer_dict.BufferDict", "peft.tuners.lora.dora.DoraLinearLayer"}
+_VARIANTS = {"peft.tuners.lora.variants.DoraLinearVariant"}
 _CAUSALITY = {
     "VaswaniEncoderLayer": {"self_attn": False},
     "VaswaniDecoderLayer": {"self_attn": True, "encoder_attn": False},
 }
-# Methods of the model's classes that an instance could have replaced.
-_METHODS = {"_embed", "_keys_and_values", "_split_heads", "encode_positions", "prepare_targets"}
-_METHODS |= {"prepare_decoder_input_ids_from_labels", "prepare_inputs_for_generation", "__call__"}
 # How positions may be encoded, and the names of the buffers with a table of them.
 _POSITIONS: dict[str, set[str]] = {"sinusoidal": set(), "learned": set(), "fixed": {"position_table"}}
 _STACKS = ("VaswaniEncoder", "VaswaniDecoder")
-_ACTIVATIONS = {each[0] if isinstance(each, tuple) else each for each in ACT2CLS.values()}
+# Classes of the model that have the configuration.
+_WITH_CONFIG = {name for name in _PARTS if name.endswith(("Attention", "Encoder", "Decoder", "Model", "Generation"))}
+# Names of parts and parameters, which an attribute of the same name would hide, and what only its presence changes.
+_HIDDEN = {name for parts in _PARTS.values() for name in parts} | {"weight", "bias", "layers", "embed_positions"}
+_MAPPINGS = (dict, OrderedDict)
+_HIDDEN |= {"position_table", "num_key_value_groups", "_compiled_call_impl"}
 
 
 def why_not_read(module: Any, skipped: str = "") -> str:
@@ -115,20 +116,21 @@ def why_not_fuse_loss(model: Any) -> str:
     str
         The reason, or an empty string.
     """
-    home, head = _home_of(model), model.lm_head
+    home = _home_of(model)
     if home is None:
         return f"{type(model).__name__} is not a class of the model's file"
-    if reason := _why_not_written(type(model), home) or _why_not_functions(home):
+    if reason := names_of(home).why_not_written():
         return reason
-    if type(head) is not nn.Linear or _is_changed(head) or model._forward_pre_hooks:
+    dtypes: set[torch.dtype] = set()
+    head = model._modules.get("lm_head")
+    if type(head) is not nn.Linear or _why_not_leaf(head, "Linear", True, dtypes) or model._forward_pre_hooks:
         return "lm_head is wrapped, replaced or watched"
-    if reason := _why_not_called_as_written(nn.Linear):
-        return reason
-    parameters = list(head.parameters())
-    if not all(type(each) is nn.Parameter and is_plain_cpu(each.data) for each in parameters):
-        return "lm_head has a parameter that is not plain or not on the CPU"
-    kinds = {each.dtype for each in parameters}
-    return "" if kinds in ({torch.float32}, {torch.float64}) else f"weights of lm_head are {kinds}"
+    if "lm_head" in vars(model) or dtypes not in ({torch.float32}, {torch.float64}):
+        return f"weights of lm_head are {dtypes}"
+    smoothing, vocab_size = model.config.label_smoothing, len(head.weight)
+    if type(smoothing) not in (float, int) or not 0 <= smoothing * vocab_size / max(vocab_size - 1, 1) <= 1:
+        return f"label_smoothing is {smoothing!r}"
+    return ""
 
 
 def _why_not_as_written(module: Any) -> str:
@@ -136,24 +138,22 @@ def _why_not_as_written(module: Any) -> str:
     home = _home_of(module)
     if home is None:
         return f"{type(module).__name__} is not a class of the model's file"
+    if reason := names_of(home).why_not_written():
+        return reason
     config = module.config
-    if type(config).__name__ != "VaswaniConfig" or config.position_encoding not in _POSITIONS:
+    if type(config) is not home.VaswaniConfig or config.position_encoding not in _POSITIONS:
         return f"config is a {type(config).__name__} with position_encoding={config.position_encoding!r}"
-    if config._attn_implementation not in ("eager", "sdpa"):
-        return f"attn_implementation is {config._attn_implementation!r}"
-    for name in ("VaswaniStack", *_PARTS):
-        if reason := _why_not_written(getattr(home, name), home):
-            return reason
-    for cls in _TORCH.values():
-        if reason := _why_not_called_as_written(cls):
-            return reason
-    attend = ALL_ATTENTION_FUNCTIONS.get_interface(config._attn_implementation, home.eager_attention)
-    if attend is not home.eager_attention:
-        if config._attn_implementation == "eager":
-            return "the attention function 'eager' is replaced"
-        if not _is_original(attend, sdpa_attention, "sdpa_attention_forward"):
-            return "the attention function 'sdpa' is replaced"
-    return _why_not_functions(home)
+    if any(type(width) is not int for width in (config.d_k, config.d_v)):
+        return f"d_k is {config.d_k!r} and d_v {config.d_v!r}"
+    name = config._attn_implementation
+    if name not in ("eager", "sdpa"):
+        return f"attn_implementation is {name!r}"
+    attend = ALL_ATTENTION_FUNCTIONS.get_interface(name, home.eager_attention)
+    if attend is not (home.eager_attention if name == "eager" else sdpa_attention.sdpa_attention_forward):
+        return f"the attention function {name!r} is replaced"
+    if masking_utils.ALL_MASK_ATTENTION_FUNCTIONS[name] is not getattr(masking_utils, f"{name}_mask"):
+        return f"the mask function {name!r} is replaced"
+    return ""
 
 
 def _home_of(module: Any) -> ModuleType | None:
@@ -165,66 +165,18 @@ def _home_of(module: Any) -> ModuleType | None:
     return home if str(home.__file__).endswith("modeling_vaswani.py") else None
 
 
-def _why_not_functions(home: ModuleType) -> str:
-    """Say which function that the bypassed code calls is replaced."""
-    for name in _FUNCTIONS_OF_MODEL:
-        if not _is_original(getattr(home, name), home, name):
-            return f"{name} is replaced"
-    for name in _FUNCTIONS_OF_TORCH:
-        if not _is_original(getattr(nn.functional, name), nn.functional, name):
-            return f"torch.nn.functional.{name} is replaced"
-    for place, file, names in ((home, masking_utils, _FUNCTIONS_OF_MASKS), (torch, torch, _OPERATIONS_OF_TORCH)):
-        for name in names:
-            if not _is_original(getattr(place, name), file, name):
-                return f"{place.__name__}.{name} is replaced"
-    for method, name in ((nn.Module.__call__, "_wrapped_call_impl"), (nn.Module._call_impl, "_call_impl")):
-        if not _is_original(method, nn.modules.module, f"Module.{name}"):
-            return f"Module.{name} is replaced"
-    return ""
-
-
-def _why_not_written(cls: Any, home: ModuleType) -> str:
-    """Say which method of a class is not the one in its file."""
-    name = cls.__qualname__
-    if cls.__module__ != home.__name__ or ("forward" not in vars(cls) and name != "VaswaniStack"):
-        return f"{name} is not a class of the model's file"
-    for method, value in vars(cls).items():
-        function = value.__func__ if isinstance(value, (staticmethod, classmethod)) else value
-        if isinstance(function, FunctionType) and not _is_original(function, home, f"{name}.{method}"):
-            return f"{name}.{method} is replaced"
-    return ""
-
-
-def _why_not_called_as_written(cls: Any) -> str:
-    """Say whether calling a module of torch or of transformers does something else than the `forward` in its file."""
-    if cls.__call__ is not nn.Module.__call__:
-        return f"{cls.__name__}.__call__ is replaced"
-    owner = next(base for base in cls.__mro__ if "forward" in vars(base))
-    is_written = _is_original(owner.forward, sys.modules[owner.__module__], f"{owner.__qualname__}.forward")
-    return "" if is_written else f"{cls.__name__}.forward is replaced"
-
-
-def _is_original(function: Any, home: ModuleType, qualname: str) -> bool:
-    """Tell whether a function is the one that is written in a file, by its code, perhaps within known decorators."""
-    if isinstance(function, BuiltinFunctionType):
-        return function.__name__ == qualname
-    while isinstance(function, FunctionType) and function.__code__.co_filename in _decorators(str(home.__file__)):
-        function = getattr(function, "__wrapped__", None)
-    if not isinstance(function, FunctionType):
-        return False
-    return function.__code__.co_qualname == qualname and function.__code__.co_filename == home.__file__
-
-
 @functools.cache
-def _decorators(file: str) -> frozenset[str]:
-    """Return the files of the decorators around a `forward` of a model's file."""
-    return frozenset({generic.__file__, output_capturing.__file__, str(Path(file).with_name("fast_paths_vaswani.py"))})
+def _reserved_in(cls: Any) -> frozenset[str]:
+    """Return what a module may not have as an attribute of its own: methods and properties of its class, and parts."""
+    methods = {name for name in dir(cls) if callable(each := getattr(cls, name, None)) or isinstance(each, property)}
+    return frozenset(methods - {"extra_repr"} | _HIDDEN)
 
 
 def _is_changed(module: nn.Module) -> bool:
-    """Tell whether a module has hooks or a forward of its own, other than transformers' hooks that change no value."""
+    """Tell whether a module has hooks or methods of its own, other than transformers' hooks that change no value."""
     own = module.__dict__
-    if "forward" in own:
+    cls: Any = type(module)
+    if not _reserved_in(cls).isdisjoint(own) or type(own["_modules"]) not in _MAPPINGS:
         return True
     hooks = own["_forward_hooks"], own["_forward_pre_hooks"], own["_backward_hooks"], own["_backward_pre_hooks"]
     return any(hooks) and not all(map(_is_harmless, (hook for some in hooks for hook in some.values())))
@@ -239,8 +191,35 @@ def _is_harmless(hook: Any) -> bool:
     return is_recorder or code.co_qualname.endswith("enable_input_require_grads.<locals>.make_inputs_require_grads")
 
 
-def _is_other(weight: torch.Tensor) -> bool:
-    return not is_quantised(weight)
+def _why_not_leaf(module: Any, kind: str, is_training: bool, dtypes: set[torch.dtype]) -> str:
+    """Say why a module of torch may not be read, and add the types of its parameters to a set."""
+    own = module.__dict__
+    parameters = own["_parameters"]
+    if _is_changed(module) or own["_buffers"] or own["_modules"] or type(parameters) not in _MAPPINGS:
+        return " has a hook, a method, a buffer or a module of its own"
+    if parameters.keys() != _PARAMETERS[kind]:
+        return f" has the parameters {', '.join(parameters)}"
+    if own["training"] and not is_training:
+        return " is in training mode"
+    if kind == "Embedding" and (own.get("max_norm", 0) is not None or own.get("scale_grad_by_freq", 1)):
+        return " has a max_norm or scale_grad_by_freq"
+    if kind == "Dropout" and not (type(own.get("p")) in (float, int) and 0 <= own["p"] <= 1):
+        return f" has p={own.get('p')!r}"
+    for name, parameter in parameters.items():
+        if parameter is not None:
+            is_known = type(parameter) is nn.Parameter or (not is_training and is_quantised(parameter))
+            if not is_known or not is_in_plain_memory(parameter):
+                return f".{name} is not a plain parameter on the CPU"
+            dtypes.add(parameter.dtype)
+        elif kind == "LayerNorm" or name == "weight":
+            return f".{name} is None"
+    if kind == "LayerNorm":
+        eps, shape = own.get("eps"), own.get("normalized_shape")
+        if type(eps) not in (float, int) or not 0 <= eps < math.inf or type(shape) is not tuple:
+            return f" has eps={eps!r} and normalized_shape={shape!r}"
+        if not shape == parameters["weight"].shape == parameters["bias"].shape:
+            return " has another width than its parameters"
+    return ""
 
 
 class _Walk:
@@ -257,13 +236,14 @@ class _Walk:
     """
 
     def __init__(self, module: Any, is_training: bool, skipped: str = "") -> None:
-        self._home = vars(sys.modules[type(module).__module__])
+        self._home = sys.modules[type(module).__module__]
         self._is_training = is_training
         self._skipped = skipped
         self._config = module.config
+        self._is_learned = self._config.position_encoding == "learned"
         self._tables = _POSITIONS[self._config.position_encoding]
         self._dtypes: set[torch.dtype] = set()
-        self._written: set[type] = set()
+        self._adapters: set[type] = set()
         self.reason = self._visit(module, type(module).__name__)
         if self.reason:
             self.reason = f"model{self.reason}"
@@ -272,50 +252,64 @@ class _Walk:
 
     def _visit(self, module: Any, kind: str) -> str:
         """Return the reason with the path of the module that it is about before it."""
-        own = module.__dict__
-        if type(module) is not self._home[kind]:
+        if type(module) is not getattr(self._home, kind):
             return f" is a {type(module).__name__}, not a {kind}"
-        buffers, tables = own["_buffers"], self._tables if kind in _STACKS else set()
-        if _is_changed(module) or own["_parameters"] or buffers.keys() != tables or not _METHODS.isdisjoint(own):
+        own = module.__dict__
+        is_stack = kind in _STACKS
+        if _is_changed(module) or own["_parameters"] or own["_buffers"].keys() != (self._tables if is_stack else set()):
             return " has a hook, a method, a parameter or a buffer of its own"
-        for name, table in buffers.items():
-            if not is_plain_cpu(table):
-                return f".{name} is not a plain tensor on the CPU"
-            self._dtypes.add(table.dtype)
         if own["training"] and not self._is_training:
             return " is in training mode"
+        if kind in _WITH_CONFIG and own.get("config") is not self._config:
+            return " has a configuration of its own"
         if kind == "VaswaniAttention":
-            scaling = own["scaling"]
-            if own["config"] is not self._config or type(scaling) is not float or not 0 < scaling < math.inf:
-                return " has a configuration or a kind of scaling of its own"
-        if "layers" in _PARTS[kind] and type(own.get("embed_scale")) not in (int, float):
-            return " has another kind of embed_scale"
+            scaling = own.get("scaling")
+            if type(scaling) is not float or not 0 < scaling < math.inf:
+                return f" has a scaling of its own: {scaling!r}"
         parts, children = _PARTS[kind], own["_modules"]
-        if len(children) != len(parts) and children.keys() - parts.keys() != {"embed_positions"}:
-            return f" has other parts: {', '.join(sorted(children.keys() ^ parts.keys()))}"
+        expected: Any = {*parts, "embed_positions"} if is_stack and self._is_learned else parts.keys()
+        if children.keys() != expected:
+            return f" has other parts: {', '.join(sorted(children.keys() ^ expected))}"
         for part, part_kind in parts.items():
-            child = children.get(part)
+            child = children[part]
             if part_kind == "final norm":  # a stack may have one or not
                 part_kind = "Identity" if type(child) is nn.Identity else "LayerNorm"
             if part == "layers":
                 reason = self._visit_all(child, part_kind)
-            elif part_kind in _TORCH:
+            elif part_kind in LEAVES:
                 reason = self._visit_leaf(child, part_kind)
             elif part_kind == "activation":
-                is_known = type(child) in _ACTIVATIONS and not _is_changed(child) and not child._parameters
-                if is_known and type(child) not in self._written:
-                    is_known = not _why_not_called_as_written(type(child))
-                    self._written.add(type(child))
-                reason = "" if is_known else " is not a plain activation"
+                is_known = type(child) in ACTIVATIONS and not _is_changed(child) and not child._parameters
+                reason = "" if is_known and not child._buffers and not child._modules else " is not a plain activation"
             else:
                 reason = "" if part == self._skipped else self._visit(child, part_kind)
             if reason:
                 return f".{part}{reason}"
         if kind.endswith("Layer"):
-            causality = {part: child.is_causal for part, child in children.items() if part.endswith("attn")}
+            causality = {part: vars(children[part]).get("is_causal") for part in _CAUSALITY[kind]}
             return "" if causality == _CAUSALITY[kind] else f" has other causality: {causality}"
-        if len(children) > len(parts) and (reason := self._visit_leaf(children["embed_positions"], "Embedding")):
-            return f".embed_positions{reason}"
+        return self._why_not_embed(module) if is_stack else ""
+
+    def _why_not_embed(self, stack: Any) -> str:
+        """Say why a stack's embeddings, positions and number of layers do not fit its configuration."""
+        config, own = self._config, stack.__dict__
+        scale, width = own.get("embed_scale"), stack.embed_tokens.weight.shape[-1]
+        if type(scale) not in (int, float) or not math.isfinite(scale):
+            return f" has embed_scale={scale!r}"
+        if isinstance(stack, self._home.VaswaniDecoder) and len(stack.layers) != config.decoder_layers:
+            return f" has {len(stack.layers)} layers, decoder_layers is {config.decoder_layers!r}"
+        if config.position_encoding == "sinusoidal":
+            return "" if config.d_model == width else f" has embeddings of width {width}, d_model is {config.d_model!r}"
+        table = own["_buffers"].get("position_table")
+        if config.position_encoding == "learned":
+            if reason := self._visit_leaf(own["_modules"]["embed_positions"], "Embedding"):
+                return f".embed_positions{reason}"
+            table = stack.embed_positions.weight.data
+        if not is_plain_cpu(table):
+            return " has a table of positions that is not a plain tensor on the CPU"
+        self._dtypes.add(table.dtype)
+        if tuple(table.shape) != (config.max_position_embeddings, width):
+            return f" has a table of positions of shape {tuple(table.shape)}"
         return ""
 
     def _visit_all(self, layers: Any, kind: str) -> str:
@@ -326,38 +320,38 @@ class _Walk:
                 return f".{index}{reason}"
             for part in _CAUSALITY[kind]:  # layers that were removed or repeated share caches
                 attention: Any = layer._modules[part]
-                if attention.layer_idx != number:
-                    return f".{index}.{part} has layer_idx {attention.layer_idx}"
+                if vars(attention).get("layer_idx") != number:
+                    return f".{index}.{part} has layer_idx {vars(attention).get('layer_idx')}"
         return ""
 
     def _visit_leaf(self, module: Any, kind: str) -> str:
-        if type(module) is not _TORCH[kind]:
-            return self._visit_adapter(module, kind)
-        own = module.__dict__
-        if _is_changed(module) or own["_buffers"] or own["_modules"]:
-            return " has a hook, a method, a buffer or a module of its own"
-        if own["training"] and not self._is_training:
-            return " is in training mode"
-        if kind == "Embedding" and module.max_norm is not None:
-            return " has a max_norm"
-        for name, parameter in own["_parameters"].items():
-            if parameter is not None:
-                is_known = type(parameter) is nn.Parameter or not (self._is_training or _is_other(parameter))
-                if not is_known or not parameter.is_cpu or parameter.layout != torch.strided:
-                    return f".{name} is not a plain parameter on the CPU"
-                self._dtypes.add(parameter.dtype)
-            elif kind == "LayerNorm":
-                return f".{name} is None"
-        return ""
+        if type(module) is LEAVES[kind]:
+            return _why_not_leaf(module, kind, self._is_training, self._dtypes)
+        reason = f" is a {type(module).__name__}, not a plain {kind}"
+        return "" if self._is_training and kind == "Linear" and self._is_position_wise(module) else reason
 
-    def _visit_adapter(self, module: Any, kind: str) -> str:
-        cls = type(module)
-        is_known = self._is_training and kind == "Linear" and f"{cls.__module__}.{cls.__qualname__}" in _POSITION_WISE
-        is_known = is_known and getattr(sys.modules.get(cls.__module__), cls.__name__, None) is cls
-        if not is_known or _why_not_called_as_written(cls) or any(map(_is_changed, module.modules())):
-            return f" is a {cls.__name__}, not a plain {kind}"
-        self._dtypes.update(parameter.dtype for parameter in module.parameters())
-        return ""
+    def _is_position_wise(self, adapter: Any) -> bool:
+        """Tell whether an adapter transforms each position by itself."""
+        cls = type(adapter)
+        file = sys.modules.get(cls.__module__)
+        if _name(cls) not in _POSITION_WISE or file is None or getattr(file, cls.__name__, None) is not cls:
+            return False
+        if cls not in self._adapters and names_of(file).why_not_written():
+            return False
+        self._adapters.add(cls)
+        _, *parts = adapter.modules()
+        if any(map(_is_changed, (adapter, *parts))) or type(adapter._modules.get("base_layer")) is not nn.Linear:
+            return False
+        if not all(type(each) in _PARTS_OF_ADAPTERS or _name(type(each)) in _MORE_PARTS_OF_ADAPTERS for each in parts):
+            return False
+        self._dtypes.update(parameter.dtype for parameter in adapter.parameters())
+        variants = getattr(adapter, "lora_variant", {}).values()
+        return all(_name(type(each)) in _VARIANTS for each in variants)
+
+
+def _name(cls: Any) -> str:
+    """Return the whole name of a class."""
+    return f"{getattr(cls, '__module__', '')}.{getattr(cls, '__qualname__', '')}"
 
 
 def why_not_kernels(stack: Any, head: Any = None) -> str:
@@ -383,7 +377,7 @@ def why_not_kernels(stack: Any, head: Any = None) -> str:
         return "not float32"
     if head is not None and head.weight.shape[1] != embedding.shape[1]:
         return "lm_head has another width"
-    width, shapes = embedding.shape[1], set()
+    width, d_k, d_v, shapes = embedding.shape[1], stack.config.d_k, stack.config.d_v, set()
     if getattr(stack.final_layer_norm, "normalized_shape", (width,)) != (width,):
         return "final_layer_norm has another width"
     kinds: set[bool] = set()
@@ -395,7 +389,6 @@ def why_not_kernels(stack: Any, head: Any = None) -> str:
             if name.endswith("attn"):
                 linears = part._modules.values()
                 weights = [linear._parameters["weight"] for linear in linears]  # of queries, keys, values and output
-                d_k, d_v = part.config.d_k, part.config.d_v
                 if d_k < 1 or d_v < 1:
                     return f"layers.{index}.{name} has d_k {d_k} and d_v {d_v}"
                 heads = weights[0].shape[0] // d_k
@@ -408,7 +401,7 @@ def why_not_kernels(stack: Any, head: Any = None) -> str:
                 kinds.update(map(is_quantised, weights))
         feed_forward = parts["feed_forward"]._modules
         fc1, fc2 = (feed_forward[name]._parameters["weight"] for name in ("fc1", "fc2"))
-        if type(feed_forward["activation"]) not in ACTIVATIONS:
+        if type(feed_forward["activation"]) not in KERNEL_ACTIVATIONS:
             return f"layers.{index}.feed_forward.activation is neither ReLU nor SiLU"
         if fc1.shape[1] != width or fc2.shape != (width, fc1.shape[0]):
             return f"layers.{index}.feed_forward has layers that do not fit together"
