@@ -1,6 +1,7 @@
 """The conversion of fairseq's checkpoints: equal to FSMT with the same weights; what is not exact is refused."""
 
 import argparse
+import json
 import pickle
 import re
 import shutil
@@ -120,6 +121,22 @@ def test_a_converted_model_trains(converted: Path, tmp_path: Path) -> None:
     trainer, recorder = recipe(tmp_path, model, corpus, max_steps=3, learning_rate=1e-2)
     trainer.train()
     assert recorder.losses[-1] < recorder.losses[0]
+
+
+@pytest.mark.parametrize("kind", ["fairseq", "fsmt"])
+def test_a_folder_is_converted_on_first_use_and_found_again(
+    kind: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "home" / "hub"))
+    source = folder if kind == "fairseq" else folder / "fsmt"
+    times = []
+    for _ in range(2):
+        translator = Translator.from_pretrained(source, max_length=8)
+        assert next(iter(translator.translate(SCRIPTS[:1])))
+        (found,) = (tmp_path / "home" / "vaswani" / "local").glob("*-1")
+        times.append((found / "model.safetensors").stat().st_mtime_ns)
+    assert times[0] == times[1]
+    assert json.loads((found / "results.json").read_text())["conversion"]["kind"] == kind
 
 
 # --- what is refused
