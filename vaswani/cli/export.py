@@ -16,7 +16,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     """
     command.add_argument("source", help="folder or name of the model, such as tatoeba-en-de of this package")
     command.add_argument("folder", type=Path, help="folder to make")
-    command.add_argument("--to", required=True, metavar="KIND", help="kind of the folder: marian or onnx")
+    command.add_argument("--to", required=True, metavar="KIND", help="kind of the folder: marian, onnx or ctranslate2")
     add_sentences(command)
 
 

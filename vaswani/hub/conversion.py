@@ -14,6 +14,7 @@ from huggingface_hub.utils import WeakFileLock
 from transformers import AutoTokenizer
 from transformers.utils import CONFIG_NAME, cached_file, logging
 
+from ..convert.argos_package import SUFFIXES, unpacked_package
 from ..convert.reader import Reader
 from ..convert.reading import download, find_reader, reader_for
 from ..modeling_vaswani import VaswaniForConditionalGeneration
@@ -40,7 +41,8 @@ def convert_model(
     Parameters
     ----------
     source : str | os.PathLike[str]
-        Its folder, or its name on the Hub, such as "Helsinki-NLP/opus-mt-en-de". The kinds are those of `READERS`.
+        Its folder, a package of Argos Translate, or its name on the Hub, such as "Helsinki-NLP/opus-mt-en-de". The
+        kinds are those of `READERS`.
     folder : str | os.PathLike[str]
         The folder to make.
     sentences : Sequence[str], default=SENTENCES
@@ -77,6 +79,9 @@ def convert_model(
     if normalize_punctuation:
         import_sacremoses("normalize_punctuation=True")
     source = folder_or_name(source)
+    if os.path.isfile(source) and Path(source).suffix in SUFFIXES:
+        with unpacked_package(Path(source)) as unpacked:
+            return convert_model(unpacked, folder, sentences)
     place = _place_of(source, revision)
     reader = reader_for(place, source)
     model, tokenizer = reader.read(place)
