@@ -61,6 +61,7 @@ _OF_INSTANCES += "training weight bias layers embed_tokens embed_positions posit
 _HARMLESS = {"__init__", "__setstate__"}
 _HARMLESS |= {"__slotnames__", "__warningregistry__", "__doc__", "__annotations__", "__abstractmethods__", "_abc_impl"}
 _HARMLESS |= {"_auto_class"}
+_HARMLESS |= {"_beam_search", "_sample"}  # loops of transformers, in whose place this package searches itself
 _CONTAINERS = (dict, list, set)
 _TRUSTED = (torch, transformers, huggingface_hub)
 _PARTS_OF_FUNCTION = attrgetter("__code__", "__defaults__", "__kwdefaults__")
