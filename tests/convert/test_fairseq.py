@@ -240,7 +240,7 @@ def test_objects_of_other_libraries_are_named_with_a_way_out(
 def test_the_way_to_a_plain_file_in_the_documentation_works(folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
     page = (Path(__file__).parents[2] / "docs" / "converting.md").read_text()
-    (code,) = re.findall(r"```python\n(import torch\n.*?)```", page, re.DOTALL)
+    (code,) = re.findall(r"```\w*\n(import torch\n.*?)```", page, re.DOTALL)
     place = tmp_path / "checkpoint_best.pt"
     exec(code.replace('"checkpoint_best.pt"', repr(str(place))).replace('"model.pt"', repr(str(tmp_path / "model.pt"))))
     place.unlink()
