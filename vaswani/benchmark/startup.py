@@ -10,9 +10,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from transformers.utils import logging
-
 from ..data.grammar import Grammar
+from ..data.progress_bars import hidden_progress_bars
 from ..modeling_vaswani import VaswaniForConditionalGeneration
 from ..presets import preset
 from .report import aligned
@@ -122,11 +121,8 @@ def _save_tiny_model(folder: str) -> str:
     texts = [pair["en"] for pair in Grammar().corpus(SENTENCES)]
     tokenizer = learn_tokenizer("tiny", texts)
     tokenizer.save_pretrained(folder)
-    logging.disable_progress_bar()
-    try:
+    with hidden_progress_bars():
         VaswaniForConditionalGeneration(preset("tiny", vocab_size=len(tokenizer))).save_pretrained(folder)
-    finally:
-        logging.enable_progress_bar()
     return texts[0]
 
 

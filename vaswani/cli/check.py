@@ -24,16 +24,16 @@ def run(options: argparse.Namespace) -> None:
     """
     from transformers.utils import logging
 
+    from ..data.progress_bars import hidden_progress_bars
     from ..hub.check import check_model
 
     verbosity = logging.get_verbosity()
-    logging.disable_progress_bar()
     logging.set_verbosity_error()
     try:
-        checks = check_model(options.folder)
+        with hidden_progress_bars():
+            checks = check_model(options.folder)
     finally:
         logging.set_verbosity(verbosity)
-        logging.enable_progress_bar()
     for check in checks:
         text = check.text if len(check.text) <= 300 else f"{check.text[:300]}..."
         print(f"{'ok  ' if check.passed else 'FAIL'}  {check.name:13}  {text}")

@@ -32,18 +32,14 @@ def run(options: argparse.Namespace) -> None:
     options : argparse.Namespace
         The parsed options.
     """
-    from transformers.utils import logging
-
+    from ..data.progress_bars import hidden_progress_bars
     from ..hub.conversion import convert_model, describe
 
     sentences = sentences_of(options)
-    logging.disable_progress_bar()
-    try:
+    with hidden_progress_bars():
         found = convert_model(
             options.source, options.folder, sentences, options.revision, options.normalize_punctuation
         )
-    finally:
-        logging.enable_progress_bar()
     conversion = found["conversion"]
     revision = f" ({conversion['revision']})" if conversion["revision"] else ""
     print(f"Converted {options.source}{revision} to {options.folder}: {describe(found)}")

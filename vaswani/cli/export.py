@@ -28,15 +28,11 @@ def run(options: argparse.Namespace) -> None:
     options : argparse.Namespace
         The parsed options.
     """
-    from transformers.utils import logging
-
+    from ..data.progress_bars import hidden_progress_bars
     from ..hub.export import describe_export, export_model
 
-    logging.disable_progress_bar()
-    try:
+    with hidden_progress_bars():
         found = export_model(options.source, options.folder, options.to, sentences_of(options))
-    finally:
-        logging.enable_progress_bar()
     print(f"Exported {options.source} to {options.folder}: {describe_export(found)}")
     for note in found["export"]["notes"]:
         print(note)

@@ -116,8 +116,7 @@ def load_translator(options: argparse.Namespace, **changes: Any) -> Any:
     ValueError
         If the name of a model is a sentence.
     """
-    from transformers.utils import logging
-
+    from ..data.progress_bars import hidden_progress_bars
     from ..inference.translator import Translator
 
     models = options.model or [DEFAULT_MODEL]
@@ -127,11 +126,8 @@ def load_translator(options: argparse.Namespace, **changes: Any) -> Any:
     for name in ("batch_tokens", "max_source_tokens"):
         if getattr(options, name) is not None:
             changes[name] = getattr(options, name)
-    logging.disable_progress_bar()
-    try:
+    with hidden_progress_bars():
         return Translator.from_pretrained(models, options.device, options.int8, **changes)
-    finally:
-        logging.enable_progress_bar()
 
 
 def penalty(text: str) -> float:

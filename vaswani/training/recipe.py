@@ -19,6 +19,7 @@ from transformers.utils import logging
 from ..configuration_vaswani import VaswaniConfig
 from ..data.bpe_dropout import respell
 from ..data.corpora import clean, load_corpus, tokenize
+from ..data.progress_bars import hidden_progress_bars
 from ..generation_vaswani import paper_generation_config
 from ..hub.loading import load_translator_parts
 from ..hub.results import model_facts, recipe_facts, run_results, write_results
@@ -287,25 +288,25 @@ def _run_recipe(options: CorpusOptions, arguments: VaswaniTrainingArguments, loc
             recipe = yaml.safe_dump(_resolved(options, arguments), sort_keys=False, allow_unicode=True)
             (unfinished / RECIPE_FILE).write_text(recipe, encoding="utf-8")
             replace_files(unfinished, output)
-    logging.disable_progress_bar()  # transformers would show one for every checkpoint
     try:
-        trainer.train(resume_from_checkpoint=options.resume and bool(complete_checkpoints(output)))
-        if arguments.should_save:
-            draw_learning_curve(trainer.state.log_history, output / "learning_curve.png")
-            log = "".join(f"{json.dumps(entry)}\n" for entry in trainer.state.log_history)
-            (output / LOG_FILE).write_text(log, encoding="utf-8")
-        if trainer.interruption.signal:
-            logger.warning(f"Stopped at update {trainer.state.global_step}. The same command with --resume continues.")
-        else:
-            with report_failed_write(
-                f"The model in {output}", None, lambda: "Its checkpoints are complete: --resume writes it again."
-            ):
-                trainer.save_model()
+        with hidden_progress_bars():  # transformers would show one for every checkpoint
+            trainer.train(resume_from_checkpoint=options.resume and bool(complete_checkpoints(output)))
             if arguments.should_save:
-                write_results(output, run_results(trainer, dataclasses.asdict(options)))
+                draw_learning_curve(trainer.state.log_history, output / "learning_curve.png")
+                log = "".join(f"{json.dumps(entry)}\n" for entry in trainer.state.log_history)
+                (output / LOG_FILE).write_text(log, encoding="utf-8")
+            if trainer.interruption.signal:
+                update = trainer.state.global_step
+                logger.warning(f"Stopped at update {update}. The same command with --resume continues.")
+            else:
+                with report_failed_write(
+                    f"The model in {output}", None, lambda: "Its checkpoints are complete: --resume writes it again."
+                ):
+                    trainer.save_model()
+                if arguments.should_save:
+                    write_results(output, run_results(trainer, dataclasses.asdict(options)))
     finally:
         trainer.interruption.restore()
-        logging.enable_progress_bar()
     return trainer
 
 
