@@ -346,7 +346,7 @@ def training_paths(model: Any, arguments: dict[str, Any]) -> tuple[tuple[str, st
     else:
         reason = _why_not_unpad(model)
     loss_reason = "" if is_plain_cpu(*tensors) else "not plain tensors on the CPU"
-    if not _is_count(arguments.get("num_items_in_batch")):
+    if not loss_reason and not _is_count(arguments.get("num_items_in_batch")):
         loss_reason = "num_items_in_batch is not a number to divide by"
     return _step_path(reason, model), _step_path(loss_reason or _why_not_fuse_loss(model), model)
 
