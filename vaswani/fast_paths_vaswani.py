@@ -463,9 +463,10 @@ def is_in_plain_memory(tensor: torch.Tensor) -> bool:
     Returns
     -------
     bool
-        False for other devices, sparse tensors, and views that negate what they show or have no memory.
+        False for other devices, sparse tensors, wrappers of tensors, and views that negate what they show or have no
+        memory.
     """
-    is_dense = tensor.is_cpu and tensor.layout is torch.strided
+    is_dense = tensor.is_cpu and tensor.layout is torch.strided and not torch._is_functional_tensor(tensor)
     return is_dense and not (tensor.is_neg() or tensor.is_conj() or tensor._is_zerotensor())
 
 

@@ -3,6 +3,7 @@
 import argparse
 import importlib.util
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -90,7 +91,7 @@ def parse(*arguments: object) -> argparse.Namespace:
 
 
 @peers
-@pytest.mark.parametrize("changes", [{}, {"attention_bias": True}])
+@pytest.mark.parametrize("changes", [{}, {"attention_bias": True, "output_bias": True, "activation_function": "swish"}])
 @pytest.mark.parametrize(("lengths", "beams"), [("equal", 4), ("equal", 1), ("ragged", 4)])
 def test_peers_with_the_converted_weights_translate_equally(
     peer: str, changes: dict[str, object], lengths: str, beams: int
@@ -155,6 +156,31 @@ def test_the_command_reports_first_and_then_fails_if_outputs_differ(
     [cell] = json.loads((tmp_path / "speed.json").read_text())["speed"]
     assert cell["engines"][1]["seconds"] == []
     assert "ratio" not in cell["engines"][1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "refused"),
+    [
+        ({"activation_function": "swish", "d_ff_decoder": 40}, None),
+        ({"final_layer_norm": True}, "final_layer_norm=True"),
+        ({"d_k": 5}, "d_k=5"),
+    ],
+)
+def test_models_that_a_peer_cannot_have_are_refused_before_anything_is_measured(
+    changes: dict[str, object], refused: str | None, monkeypatch: pytest.MonkeyPatch, folder: str, tmp_path: Path
+) -> None:
+    class MeasuringError(Exception):
+        pass
+
+    def start(*_: object) -> None:
+        raise MeasuringError
+
+    monkeypatch.setattr(command, "start_workers", start)
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    diverse_model(**changes).save_pretrained(tmp_path)
+    arguments = ["--model", tmp_path, "--batch", 2, "--threads", 1, "--task", "generation", "--peers", "marian"]
+    with pytest.raises(ValueError if refused else MeasuringError, match=refused):
+        command.run(parse(*arguments))
 
 
 def test_a_forced_end_is_the_only_token_there_and_never_before() -> None:

@@ -187,6 +187,20 @@ def negated(module: Any) -> None:
     module.weight = nn.Parameter(torch._neg_view(module.weight.data))
 
 
+class Amplified(torch.Tensor):
+    """A tensor with which linear layers compute something else, as they do with what they return."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = super().__torch_function__(func, types, args, kwargs or {})
+        return 1.1 * result if func is nn.functional.linear else result
+
+
+def weight_of_another_class(model: Any) -> None:
+    linear = model.get_submodule(f"{LAST}.feed_forward.fc1")
+    linear.weight = nn.Parameter(linear.weight.data.as_subclass(Amplified))
+
+
 def adapter_of_the_same_name(model: Any) -> None:
     adapted(model)
     module = model.get_submodule(f"{FIRST}.self_attn.q_proj")
@@ -258,6 +272,7 @@ VARIANTS: dict[str, Callable[[Any], Any]] = {
     "an attribute that hides a part": lambda model: vars(model.get_submodule(LAST)).update(dropout=nn.Tanh()),
     "an attribute that hides a weight": hidden_weight,
     "a mapping of parameters of another kind": other_mapping,
+    "a weight of another class": weight_of_another_class,
     "a parameter that was removed": lambda model: delattr(model.get_submodule(f"{LAST}.self_attn.q_proj"), "weight"),
     "grouped keys": attribute(f"{FIRST}.self_attn", "num_key_value_groups", 2),
     "an epsilon that is a string": attribute(f"{LAST}.self_attn_layer_norm", "eps", "0.5"),
@@ -295,6 +310,16 @@ def test_variants_compute_the_same_with_and_without_fast_paths(name: str) -> Non
                 results(model, fast)
     else:
         assert_equal_results(model)
+
+
+@pytest.mark.parametrize("part", [f"{FIRST}.self_attn.q_proj", f"{LAST}.self_attn_layer_norm", "lm_head"])
+def test_weights_without_memory_of_their_own_are_not_read(part: str) -> None:
+    model = model_for()
+    module = model.get_submodule(part)
+    module.weight = nn.Parameter(torch._to_functional_tensor(module.weight.data))
+    found = explain(model.eval())
+    assert found["decoding step" if part != f"{FIRST}.self_attn.q_proj" else "encoding"].startswith("modules")
+    assert explain(model.train())["training step"].startswith("modules")
 
 
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")

@@ -26,6 +26,7 @@ from vaswani import Translator, VaswaniForConditionalGeneration, VaswaniMarianTo
 from vaswani.cli import main
 from vaswani.convert import marian
 from vaswani.data.corpora import load_corpus, tokenize
+from vaswani.hub import conversion
 from vaswani.hub.card import card_for_folder
 from vaswani.hub.check import check_model
 from vaswani.hub.conversion import SENTENCES
@@ -359,3 +360,18 @@ def test_a_marian_folder_that_changed_is_converted_again(
     assert not torch.equal(*weights)
     assert torch.equal(Translator.from_pretrained(tmp_path / "opus").models[0].lm_head.weight, weights[1])
     assert len(list((tmp_path / "home" / "vaswani" / "local").glob("*-1"))) == 2
+
+
+def test_a_file_that_changed_in_a_folder_of_the_source_is_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "home" / "hub"))
+    monkeypatch.setattr(conversion, "_can_be_converted", lambda *_: True)
+    made: list[Path] = []
+    monkeypatch.setattr(conversion, "convert_model", lambda _, target, **__: made.append(target))
+    monkeypatch.setattr(conversion, "describe", lambda _: "")
+    (tmp_path / "package" / "model").mkdir(parents=True)
+    for content in ("first", "another"):
+        (tmp_path / "package" / "model" / "model.bin").write_text(content)
+        conversion.converted_folder(tmp_path / "package")
+    assert made[0] != made[1]

@@ -1,6 +1,7 @@
 """The command `vaswani benchmark`: its options, and what is done in which order."""
 
 import argparse
+import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -111,9 +112,9 @@ def run(options: argparse.Namespace) -> None:
     missing = report.missing_engines(list(dict.fromkeys(peer for task in chosen for peer in _peers(options, task))))
     engines = {task: _engines(options, task, missing) for task in chosen}
     for task, cells in chosen.items():
-        if len(engines[task]) > 1:
-            for size in _sizes(cells):
-                refuse_what_peers_lack(config_of(size))
+        for engine, size in itertools.product(engines[task], _sizes(cells)):
+            if (expressed := TASKS[task][engine].expressed) is not None:
+                refuse_what_peers_lack(config_of(size), expressed)
     sentences = {task: _sentences(options, cells) for task, cells in chosen.items()}
 
     machine = report.describe_machine()

@@ -6,15 +6,15 @@ A further peer is one more subclass of `Translator` in `ENGINES`.
 import importlib.metadata
 import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, ClassVar
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
 from transformers import GenerationConfig, LogitsProcessor
 
-from ..convert.ctranslate2 import to_ctranslate2
-from ..convert.marian import to_marian
+from ..convert import ctranslate2 as of_ctranslate2
+from ..convert import marian as of_marian
 from ..modeling_vaswani import VaswaniForConditionalGeneration
 from .workload import LENGTH_PENALTY, LENGTHS, Job
 
@@ -69,6 +69,8 @@ class Engine(ABC):
 
     name: ClassVar[str]
     package: ClassVar[str]
+    # Fields of the configuration for which it has the same choice as vaswani, if not all.
+    expressed: ClassVar[Collection[str] | None] = ()
 
     @abstractmethod
     def __init__(self, model: VaswaniForConditionalGeneration, threads: int) -> None: ...
@@ -181,6 +183,7 @@ class Vaswani(_TorchTranslator):
 
     name = "vaswani"
     package = "vaswani"
+    expressed = None
 
     def __init__(self, model: VaswaniForConditionalGeneration, threads: int) -> None:  # noqa: ARG002
         self.model = model
@@ -226,9 +229,10 @@ class Marian(_TorchTranslator):
 
     name = "marian"
     package = "transformers"
+    expressed = of_marian.EXPRESSED
 
     def __init__(self, model: VaswaniForConditionalGeneration, threads: int) -> None:  # noqa: ARG002
-        self.model = to_marian(model)
+        self.model = of_marian.to_marian(model)
         self.model.generation_config = GenerationConfig(
             early_stopping=False,
             pad_token_id=model.config.pad_token_id,
@@ -260,6 +264,7 @@ class CTranslate2(Translator):
 
     name = "ctranslate2"
     package = "ctranslate2"
+    expressed = of_ctranslate2.EXPRESSED
     lengths = ("equal", "free")
     compute_type: ClassVar[str] = "float32"
 
@@ -267,7 +272,7 @@ class CTranslate2(Translator):
         import ctranslate2
 
         with tempfile.TemporaryDirectory() as folder:
-            to_ctranslate2(model, folder)
+            of_ctranslate2.to_ctranslate2(model, folder)
             self._translator = ctranslate2.Translator(
                 folder, device="cpu", compute_type=self.compute_type, inter_threads=1, intra_threads=threads
             )

@@ -15,7 +15,7 @@ from transformers import BartConfig, BartForConditionalGeneration
 from transformers.trainer_pt_utils import LabelSmoother
 
 from ..configuration_vaswani import IGNORE_INDEX
-from ..convert.marian import shared_fields, to_marian
+from ..convert.marian import EXPRESSED, shared_fields, to_marian
 from ..convert.requirements import POSITIONS, refuse_what_peers_lack
 from ..data.batching import PairCollator
 from ..modeling_vaswani import VaswaniForConditionalGeneration, sinusoidal_positions
@@ -134,6 +134,7 @@ class VaswaniTraining(Trainer):
     """
 
     name = "vaswani"
+    expressed = None
     package = "vaswani"
 
     def _build(self, model: VaswaniForConditionalGeneration) -> nn.Module:
@@ -170,6 +171,7 @@ class MarianTraining(_TransformersTraining):
     """
 
     name = "marian"
+    expressed = EXPRESSED
 
     def _build(self, model: VaswaniForConditionalGeneration) -> nn.Module:
         return to_marian(model)

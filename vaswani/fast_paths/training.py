@@ -69,7 +69,7 @@ def training_step(model: Any, inputs: dict[str, Any], is_unpadded: bool, is_fuse
     rows, labels = states[is_real], labels[is_real]
     label_smoothing = model.config.label_smoothing
     count = max(len(labels), 1) if num_items_in_batch is None else num_items_in_batch
-    if is_fused:
+    if is_fused and type(rows) is torch.Tensor:  # a body that goes through modules may return other tensors
         weight, bias = model.lm_head.weight, model.lm_head.bias
         output["loss"] = fused_loss(rows, weight, bias, labels, label_smoothing, 1 / float(count))
     else:

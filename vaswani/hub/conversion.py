@@ -140,7 +140,8 @@ def converted_folder(name: str | os.PathLike[str], revision: str | None = None) 
     place = _place_of(name, revision)
     label = f"{str(name).replace('/', '--')}/{place.name}"
     if os.path.isdir(name):
-        versions = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in sorted(place.iterdir())]
+        files = [(str(path.relative_to(place)), path.stat()) for path in sorted(place.rglob("*")) if path.is_file()]
+        versions = [(file, found.st_size, found.st_mtime_ns) for file, found in files]
         label = f"local/{hashlib.sha256(repr((str(place.resolve()), versions)).encode()).hexdigest()[:40]}"
     target = Path(constants.HF_HUB_CACHE).parent / "vaswani" / f"{label}-{FORMAT}"
     if not target.is_dir():
