@@ -1,5 +1,6 @@
 """Models, batches, prompts and options at random: fast and plain paths agree, or both refuse with a clear error."""
 
+import functools
 from typing import Any
 
 import pytest
@@ -62,7 +63,16 @@ def test_translations_agree(data: st.DataObject) -> None:
         for name in ("sequences_scores", "scores", "logits"):
             assert_same_numbers(plain.get(name), fast.get(name))
 
-    assert_paths_agree(model, lambda: model.generate(**batch, **options), same)
+    def generate(rows: slice) -> Any:
+        return model.generate(**{name: tensor[rows] for name, tensor in batch.items()}, **options)
+
+    parts = [slice(None)]
+    model.set_fast_paths(False)
+    # Modules go on with sequences that ended, perhaps past the end of a table of positions, and fast decoders do not.
+    if "positions in this model's table" in str(result_of(lambda: generate(slice(None)))):
+        parts = [slice(row, row + 1) for row in range(len(batch["input_ids"]))]
+    for rows in parts:
+        assert_paths_agree(model, functools.partial(generate, rows), same)
 
 
 @share_of_cases(0.06)
