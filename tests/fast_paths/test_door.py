@@ -432,6 +432,20 @@ def test_what_is_planted_on_classes_and_modules_has_its_effect(name: str, monkey
         assert any(not torch.equal(after[what], before[what]) for what in ("states", "scores", "loss"))
 
 
+def test_what_remains_of_a_patch_that_was_taken_back_does_not_shut_the_door() -> None:
+    model = model_for().eval()
+    before = explain(model)
+    inherited = torch.Tensor.exp
+    assert "exp" not in vars(torch.Tensor)
+    try:
+        torch.Tensor.exp = lambda self: 2 * self  # type: ignore[method-assign]
+        assert explain(model)["encoding"] == "modules (Tensor.exp is new)"
+        torch.Tensor.exp = inherited  # type: ignore[method-assign]
+        assert explain(model) == before
+    finally:
+        del torch.Tensor.exp
+
+
 def test_the_code_of_a_function_may_be_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     model = model_for()
     before = results(model, False)

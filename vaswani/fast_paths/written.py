@@ -151,21 +151,21 @@ class Names:
         """Say what differs and matters; what does not is expected from now on."""
         for owner, space, expected in zip((self._home, *self._classes), self._spaces, self._expected, strict=True):
             for name in space.keys() | expected.keys() if space != expected else ():
-                old, new = expected.get(name, _MISSING), space.get(name, _MISSING)
+                inherited = _inherited(owner, name)  # patches that are taken back may leave it, set again
+                old, new = expected.get(name, inherited), space.get(name, inherited)
                 is_same = old is new or (type(old) in _CONTAINERS and old == new)
                 is_unread = old is _MISSING and not self._may_be_read(owner, name)
                 if not (is_same or is_unread or name in _HARMLESS):
-                    change = "new" if old is _MISSING else "removed" if new is _MISSING else "replaced"
+                    change = "new" if name not in expected else "removed" if name not in space else "replaced"
                     return f"{owner.__name__}.{name} is {change}"
         self._expected = list(map(_copied, self._spaces))
         return ""
 
     def _may_be_read(self, owner: Any, name: str) -> bool:
-        """Tell whether a new name hides another one, or is one that the code reads."""
+        """Tell whether the code may read a name that is nowhere else."""
         if owner is self._home:
             return hasattr(builtins, name)
-        is_special = name.startswith("__") and name.endswith("__")
-        return is_special or name in self._names or any(name in vars(base) for base in owner.__mro__[1:])
+        return (name.startswith("__") and name.endswith("__")) or name in self._names
 
     def _why_not_at_first(self) -> str:
         """Say which function comes from elsewhere than from the file of its class or module."""
@@ -259,6 +259,12 @@ def is_original(function: Any, home: ModuleType, qualname: str) -> bool:
 def _decorators(file: str) -> frozenset[str]:
     """Return the files of the decorators around a `forward` of a model's file."""
     return frozenset({generic.__file__, output_capturing.__file__, str(Path(file).with_name("fast_paths_vaswani.py"))})
+
+
+def _inherited(owner: Any, name: str) -> Any:
+    """Return what a name of a class would be if the class did not have it."""
+    bases = owner.__mro__[1:] if isinstance(owner, type) else ()
+    return next((vars(base)[name] for base in bases if name in vars(base)), _MISSING)
 
 
 def _copied(space: Mapping[str, Any]) -> dict[str, Any]:
