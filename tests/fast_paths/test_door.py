@@ -273,6 +273,7 @@ VARIANTS: dict[str, Callable[[Any], Any]] = {
     "an attribute that hides a weight": hidden_weight,
     "a mapping of parameters of another kind": other_mapping,
     "a weight of another class": weight_of_another_class,
+    "a bias of one number": attribute(f"{LAST}.feed_forward.fc1", "bias", nn.Parameter(torch.tensor(0.3))),
     "a parameter that was removed": lambda model: delattr(model.get_submodule(f"{LAST}.self_attn.q_proj"), "weight"),
     "grouped keys": attribute(f"{FIRST}.self_attn", "num_key_value_groups", 2),
     "an epsilon that is a string": attribute(f"{LAST}.self_attn_layer_norm", "eps", "0.5"),
@@ -310,6 +311,14 @@ def test_variants_compute_the_same_with_and_without_fast_paths(name: str) -> Non
                 results(model, fast)
     else:
         assert_equal_results(model)
+
+
+def test_a_function_that_is_put_into_a_gelu_has_its_effect() -> None:
+    model = model_for(activation_function="gelu")
+    for name, module in model.named_modules():
+        if name.endswith("activation"):
+            module.act = lambda states: states - states.mean(dim=-2, keepdim=True)  # across positions
+    assert_equal_results(model)
 
 
 @pytest.mark.parametrize("part", [f"{FIRST}.self_attn.q_proj", f"{LAST}.self_attn_layer_norm", "lm_head"])

@@ -217,9 +217,21 @@ def _why_not_leaf(module: Any, kind: str, is_training: bool, dtypes: set[torch.d
         eps, shape = own.get("eps"), own.get("normalized_shape")
         if type(eps) not in (float, int) or not 0 <= eps < math.inf or type(shape) is not tuple:
             return f" has eps={eps!r} and normalized_shape={shape!r}"
-        if not shape == parameters["weight"].shape == parameters["bias"].shape:
-            return " has another width than its parameters"
+        if len(shape) != 1 or not shape == parameters["weight"].shape == parameters["bias"].shape:
+            return " has another width than its parameters, or more than one"
+    elif kind == "Linear" and parameters["bias"] is not None and len(parameters["bias"].shape) != 1:
+        return ".bias is not a number for each output"
     return ""
+
+
+def _is_plain_activation(module: Any) -> bool:
+    """Tell whether a module is an activation that computes each number by itself, as its class says."""
+    if type(module) not in ACTIVATIONS or _is_changed(module) or module._parameters or module._buffers:
+        return False
+    function = vars(module).get("act", nn.functional.gelu)  # transformers' GELU keeps one of these
+    function = getattr(function, "func", function)
+    is_method = getattr(function, "__func__", None) in vars(type(module)).values()
+    return not module._modules and (is_method or function in (nn.functional.gelu, nn.functional.mish))
 
 
 class _Walk:
@@ -279,8 +291,7 @@ class _Walk:
             elif part_kind in LEAVES:
                 reason = self._visit_leaf(child, part_kind)
             elif part_kind == "activation":
-                is_known = type(child) in ACTIVATIONS and not _is_changed(child) and not child._parameters
-                reason = "" if is_known and not child._buffers and not child._modules else " is not a plain activation"
+                reason = "" if _is_plain_activation(child) else " is not a plain activation"
             else:
                 reason = "" if part == self._skipped else self._visit(child, part_kind)
             if reason:
